@@ -1,0 +1,318 @@
+package nvfs
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
+)
+
+// Options of Mount.
+type Options struct {
+	// ReadOnly refuses every change. A volume that needs recovery cannot be
+	// mounted read-only on a read-only mapping.
+	ReadOnly bool
+	// Clock returns the time for timestamps; nil is the system's.
+	Clock func() Time
+}
+
+// FS is a mounted volume. Its methods are safe for concurrent use; the
+// operations on files are methods of Worker.
+type FS struct {
+	space pmem.Space
+	mem   []byte
+	sb    *layout.Superblock
+	seed  uint32
+	key0  uint64 // directory hash key
+	key1  uint64
+	clock func() Time
+
+	groups   atomic.Pointer[[]*group] // nil entries lie between devices
+	limit    atomic.Uint64            // first block past the last device
+	seq      atomic.Uint64            // of the last record
+	locks    lockTable
+	lookups  lookupTable
+	verified verifiedBlocks
+	renameMu sync.Mutex
+	growMu   sync.Mutex
+
+	freeBlocks  atomic.Int64 // in loaded groups, less what running transactions took
+	freeInodes  atomic.Int64
+	totalBlocks atomic.Int64
+	totalInodes atomic.Int64
+	loaded      chan struct{} // closed when every group is loaded
+
+	slots    chan int
+	internal *Worker // for mount, unmount, growth; guarded by growMu
+	readOnly atomic.Bool
+	stop     chan struct{}
+	bg       sync.WaitGroup
+
+	healthMu sync.Mutex
+	health   string
+	damages  atomic.Uint64
+}
+
+// Errors of Mount. Other failures are wrapped errors of package layout.
+var (
+	ErrTruncated     = errors.New("device is smaller than the volume on it")
+	ErrNeedsRecovery = errors.New("volume was not unmounted cleanly and needs recovery; mount it read-write once")
+	ErrJournal       = errors.New("journal is damaged; run fsck")
+	ErrNoSlot        = errors.New("all journal slots are taken")
+)
+
+func systemClock() Time {
+	t := time.Now()
+	return Time{Sec: t.Unix(), Nsec: uint32(t.Nanosecond())}
+}
+
+// Mount makes the volume on space usable: it replays the journal and
+// completes interrupted operations. Its cost does not depend on the size of
+// the volume; totals and orphans are dealt with in the background. The FS
+// does not own space: the caller closes it after Unmount.
+func Mount(space pmem.Space, opt Options) (*FS, error) {
+	mem := space.Bytes()
+	if space.Size() < layout.MinBlocks*layout.BlockSize {
+		return nil, fmt.Errorf("%w: %d bytes are less than the smallest volume", ErrTruncated, space.Size())
+	}
+	sb, err := findSuperblock(mem, space.Size())
+	if err != nil {
+		return nil, fmt.Errorf("mount NVFS: %w", err)
+	}
+	fs := &FS{space: space, mem: mem, sb: sb, seed: sb.Seed(), clock: opt.Clock,
+		loaded: make(chan struct{}), stop: make(chan struct{}), slots: make(chan int, layout.SlotCount)}
+	if fs.clock == nil {
+		fs.clock = systemClock
+	}
+	fs.readOnly.Store(opt.ReadOnly || space.ReadOnly() || sb.ROCompat&^uint64(layout.SupportedROCompat) != 0)
+	if err := fs.replayJournal(); err != nil {
+		return nil, fmt.Errorf("mount NVFS: %w", err)
+	}
+	// Only now is the superblock what the last commit made it.
+	if fs.sb, err = layout.DecodeSuperblock(mem[:layout.StaticSize]); err != nil {
+		return nil, fmt.Errorf("mount NVFS: %w; fsck can restore it from its copy", err)
+	}
+	fs.key0 = binary.LittleEndian.Uint64(sb.HashKey[:])
+	fs.key1 = binary.LittleEndian.Uint64(sb.HashKey[8:])
+	if err := fs.checkDevices(); err != nil {
+		return nil, fmt.Errorf("mount NVFS: %w", err)
+	}
+	fs.buildGroups()
+	for i := range int(sb.Slots) {
+		fs.slots <- i
+	}
+	if fs.internal, err = fs.NewWorker(); err != nil {
+		return nil, err
+	}
+	if err := fs.recover(); err != nil {
+		return nil, fmt.Errorf("mount NVFS: %w", err)
+	}
+	fs.bg.Add(1)
+	go fs.background()
+	return fs, nil
+}
+
+// findSuperblock returns the superblock, or its copy at the end of the device
+// when the original does not verify: a crash in the middle of a growth leaves
+// it so until the journal is replayed.
+func findSuperblock(mem []byte, size uint64) (*layout.Superblock, error) {
+	sb, err := layout.DecodeSuperblock(mem[:layout.StaticSize])
+	if err == nil || errors.Is(err, layout.ErrIncompat) || errors.Is(err, layout.ErrVersion) {
+		return sb, err
+	}
+	tail := (size/layout.BlockSize - 1) * layout.BlockSize
+	if copy, cerr := layout.DecodeSuperblock(mem[tail : tail+layout.StaticSize]); cerr == nil {
+		return copy, nil
+	}
+	return nil, err
+}
+
+func (fs *FS) checkDevices() error {
+	if len(fs.sb.Devices) != 1 {
+		return fmt.Errorf("volume spans %d devices; this version mounts volumes on one", len(fs.sb.Devices))
+	}
+	d := fs.sb.Devices[0]
+	if have := fs.space.Size() / layout.BlockSize; have < d.Blocks {
+		return fmt.Errorf("%w: it has %d blocks, the volume %d; restore the device to its full size", ErrTruncated, have, d.Blocks)
+	}
+	fs.limit.Store(d.Base + d.Blocks)
+	return nil
+}
+
+func (fs *FS) buildGroups() {
+	var list []*group
+	for _, d := range fs.sb.Devices {
+		for len(list) < int(d.FirstGroup) {
+			list = append(list, nil)
+		}
+		for i := range d.Groups {
+			list = append(list, newGroup(uint64(d.FirstGroup+i), d.Blocks, i, fs.sb.InodesPerGroup))
+		}
+	}
+	fs.groups.Store(&list)
+	for _, g := range list {
+		if g != nil {
+			fs.totalBlocks.Add(int64(g.dataBlocks()))
+			fs.totalInodes.Add(int64(g.inodes))
+		}
+	}
+	fs.lookups.init(uint64(len(list)) * uint64(fs.sb.InodesPerGroup))
+	fs.verified.init(fs.limit.Load())
+}
+
+// background loads all groups, so that totals are known, and releases the
+// orphans of the previous mount.
+func (fs *FS) background() {
+	defer fs.bg.Done()
+	var orphans []uint64
+	for _, g := range *fs.groups.Load() {
+		select {
+		case <-fs.stop:
+			close(fs.loaded)
+			return
+		default:
+		}
+		if g == nil {
+			continue
+		}
+		g.mu.Lock()
+		if fs.loadGroup(g) && g.orphans > 0 {
+			orphans = fs.appendOrphans(orphans, g)
+		}
+		g.mu.Unlock()
+	}
+	close(fs.loaded)
+	if len(orphans) == 0 || fs.readOnly.Load() {
+		return
+	}
+	w, err := fs.NewWorker()
+	if err != nil {
+		return // Unmount or the next mount releases them
+	}
+	defer w.Close()
+	fs.releaseOrphans(w, orphans)
+}
+
+func (fs *FS) releaseOrphans(w *Worker, list []uint64) {
+	for _, ino := range list {
+		select {
+		case <-fs.stop:
+			return
+		default:
+		}
+		w.Begin(&Request{})
+		w.releaseOrphan(ino)
+		w.End()
+	}
+}
+
+// Unmount releases what is left of deleted files and marks the volume clean.
+// No Worker may be used any more. The volume of an FS that found damage is
+// not marked clean.
+func (fs *FS) Unmount() error {
+	close(fs.stop)
+	fs.bg.Wait()
+	fs.growMu.Lock()
+	defer fs.growMu.Unlock()
+	if fs.readOnly.Load() {
+		return nil
+	}
+	fs.stop = make(chan struct{}) // the release below is not to be cut short
+	fs.lookups.clear()
+	var orphans []uint64
+	for _, g := range *fs.groups.Load() {
+		if g == nil {
+			continue
+		}
+		g.mu.Lock()
+		if fs.loadGroup(g) && g.orphans > 0 {
+			orphans = fs.appendOrphans(orphans, g)
+		}
+		g.mu.Unlock()
+	}
+	fs.releaseOrphans(fs.internal, orphans)
+	if fs.damages.Load() != 0 || fs.readOnly.Load() {
+		return nil
+	}
+	return fs.setState(layout.StateClean)
+}
+
+func (fs *FS) setState(state uint32) error {
+	w := fs.internal
+	w.Begin(&Request{})
+	defer w.End()
+	now := fs.clock()
+	d := layout.Dynamic(w.stage(layout.DynamicOffset, layout.StaticSize, layout.DynamicLocation, sealWhole))
+	d.SetState(state)
+	d.SetChangeTime(now.Sec)
+	if state == layout.StateMounted {
+		d.SetMounts(d.Mounts() + 1)
+		d.SetMountTime(now.Sec)
+	}
+	return w.commit()
+}
+
+// Health is "" while nothing is wrong, else what was found damaged.
+func (fs *FS) Health() string {
+	fs.healthMu.Lock()
+	defer fs.healthMu.Unlock()
+	return fs.health
+}
+
+// ReadOnly reports whether changes are refused, by option or after damage.
+func (fs *FS) ReadOnly() bool { return fs.readOnly.Load() }
+
+// Superblock describes the volume; it must not be changed.
+func (fs *FS) Superblock() *layout.Superblock { return fs.sb }
+
+// damaged notes damage and returns EIO for the operation that met it.
+// shared says that the damaged metadata belongs to more than one inode: then
+// nothing may be changed any more.
+func (fs *FS) damaged(shared bool, format string, args ...any) error {
+	fs.damages.Add(1)
+	fs.healthMu.Lock()
+	if fs.health == "" {
+		fs.health = fmt.Sprintf(format, args...) + "; unmount the volume and run fsck"
+	}
+	fs.healthMu.Unlock()
+	if shared {
+		fs.readOnly.Store(true)
+	}
+	return errIO
+}
+
+// group returns the group of that number, or nil.
+func (fs *FS) group(n uint64) *group {
+	list := *fs.groups.Load()
+	if n >= uint64(len(list)) {
+		return nil
+	}
+	return list[n]
+}
+
+// block returns the bytes of block b, or nil when b cannot hold data or
+// metadata of a file.
+func (fs *FS) block(b uint64) []byte {
+	if !fs.inGroups(b, 1) {
+		return nil
+	}
+	off := b << layout.BlockShift
+	return fs.mem[off : off+layout.BlockSize : off+layout.BlockSize]
+}
+
+// inGroups reports whether blocks [b, b+n) are data blocks of one group.
+func (fs *FS) inGroups(b, n uint64) bool {
+	if b < layout.HeaderBlocks || n == 0 || n > layout.GroupBlocks {
+		return false
+	}
+	g := fs.group(layout.GroupOf(b))
+	return g != nil && b >= g.start+uint64(g.meta) && b+n <= g.start+uint64(g.blocks.Load())
+}
+
+func randomGeneration() uint32 { return rand.Uint32() & (1<<(64-inoBits) - 1) }

@@ -1,0 +1,133 @@
+package nvfs
+
+import (
+	"errors"
+	"syscall"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
+)
+
+// The errors of operations, as variables so that returning one does not
+// allocate.
+var (
+	errIO          error = syscall.EIO
+	errStale       error = syscall.ESTALE
+	errNoSpace     error = syscall.ENOSPC
+	errExist       error = syscall.EEXIST
+	errNotExist    error = syscall.ENOENT
+	errNotDir      error = syscall.ENOTDIR
+	errIsDir       error = syscall.EISDIR
+	errNotEmpty    error = syscall.ENOTEMPTY
+	errInvalid     error = syscall.EINVAL
+	errReadOnly    error = syscall.EROFS
+	errNameTooLong error = syscall.ENAMETOOLONG
+	errTooBig      error = syscall.EFBIG
+	errNoData      error = syscall.ENODATA
+	errRange       error = syscall.ERANGE
+	errMlink       error = syscall.EMLINK
+	errNotSup      error = syscall.EOPNOTSUPP
+	errNoXIO       error = syscall.ENXIO
+	errXattrTooBig error = syscall.E2BIG
+	errPerm        error = syscall.EPERM
+	errLoop        error = syscall.ELOOP
+)
+
+// Errno is the error number of an operation's error; 0 for nil, EIO for
+// whatever is not an error number.
+func Errno(err error) syscall.Errno {
+	if err == nil {
+		return 0
+	}
+	var e syscall.Errno
+	if errors.As(err, &e) {
+		return e
+	}
+	return syscall.EIO
+}
+
+// Worker executes operations. It owns a journal slot, so workers do not wait
+// for each other there. A Worker is used by one goroutine at a time.
+//
+// Each operation stands between Begin and End. End is called once the reply
+// has been given away: until then the slot's record still tells a successor
+// how the request was answered.
+type Worker struct {
+	fs   *FS
+	p    pmem.Persister
+	slot int
+	off  uint64 // of the slot
+	req  Request
+	now  Time
+
+	tx         tx
+	held       heldLocks
+	renaming   bool // holds fs.renameMu
+	stripped   bool
+	blockGroup uint64
+	inodeGroup uint64
+	rec        []byte // image of the record being made
+	xset       []byte // attribute set being read
+	xnew       []byte // attribute set being made
+	order      []dirOrder
+}
+
+// NewWorker returns a Worker, or ErrNoSlot when all journal slots are taken.
+func (fs *FS) NewWorker() (*Worker, error) {
+	select {
+	case slot := <-fs.slots:
+		groups := uint64(len(*fs.groups.Load()))
+		w := &Worker{fs: fs, p: fs.space.NewPersister(), slot: slot, off: layout.SlotOffset(slot),
+			rec: make([]byte, layout.SlotSize)}
+		w.blockGroup = uint64(slot) % groups
+		w.inodeGroup = w.blockGroup
+		w.tx.w = w
+		return w, nil
+	default:
+		return nil, ErrNoSlot
+	}
+}
+
+// Close gives the journal slot back.
+func (w *Worker) Close() {
+	w.fs.slots <- w.slot
+	w.fs = nil
+}
+
+// Begin starts an operation.
+func (w *Worker) Begin(r *Request) {
+	w.req = *r
+	w.stripped = false
+}
+
+// End ends it.
+func (w *Worker) End() { w.req = Request{} }
+
+// Stripped reports whether the last operation took set-ID bits or
+// security.capability off a file, which makes cached attributes stale.
+func (w *Worker) Stripped() bool { return w.stripped }
+
+// Abort cleans up after a panic in an operation: locks and what the
+// transaction had taken are released. If the panic came after the commit
+// point the volume turns read-only, since its memory may be half changed
+// until the journal is replayed.
+func (w *Worker) Abort() {
+	if w.tx.committed {
+		_ = w.fs.damaged(true, "an operation failed between commit and retire")
+	}
+	w.rollback()
+	w.unlock()
+	if w.renaming {
+		w.renaming = false
+		w.fs.renameMu.Unlock()
+	}
+}
+
+// mayChange is the first check of every changing operation.
+func (w *Worker) mayChange() error {
+	if w.fs.readOnly.Load() {
+		return errReadOnly
+	}
+	w.now = w.fs.clock()
+	return nil
+}

@@ -1,0 +1,262 @@
+package pmem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+)
+
+// CalibrateOptions of Calibrate.
+type CalibrateOptions struct {
+	ScratchOptions
+	// Budget is how long to measure; 0 is 2 seconds.
+	Budget time.Duration
+}
+
+// Calibration is what Calibrate measured, and the strategy that follows.
+type Calibration struct {
+	Kind     Kind      `json:"kind"`
+	NUMANode int       `json:"numaNode"`
+	CPU      string    `json:"cpu"` // model, see CPUModel
+	Time     time.Time `json:"time"`
+	Emulated bool      `json:"emulated"`
+	Measured bool      `json:"measured"` // false: Choice is a default
+	Choice   Strategy  `json:"choice"`
+	Why      string    `json:"why"`
+	Table    []Row     `json:"table,omitempty"`
+}
+
+var (
+	calibrationSizes = []int{64, 128, 256, 512, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 1 << 20}
+	// sharedSizes are measured with several writers too.
+	sharedSizes = []int{256, 4 << 10, 64 << 10}
+)
+
+const (
+	calibrationBudget = 2 * time.Second
+	// capSize is the size of persist that the writer cap is found with, and
+	// capLoss how much throughput more writers must lose to be capped.
+	capSize = 64 << 10
+	capLoss = 0.9
+)
+
+// Calibrate measures the modes that the backing allows, on memory of its kind
+// and with threads on its NUMA node, and chooses a strategy. Where there is no
+// memory that may be overwritten (ErrNoScratch) it returns the default strategy,
+// unmeasured.
+func Calibrate(ctx context.Context, opts CalibrateOptions) (Calibration, error) {
+	s, err := OpenScratch(opts.ScratchOptions)
+	if errors.Is(err, ErrNoScratch) {
+		return uncalibrated(opts, err)
+	}
+	if err != nil {
+		return Calibration{}, err
+	}
+	c, err := s.Calibrate(ctx, opts.Budget)
+	return c, errors.Join(err, s.Close())
+}
+
+func uncalibrated(opts CalibrateOptions, cause error) (Calibration, error) {
+	b, err := Probe(opts.Path)
+	if err != nil {
+		return Calibration{}, errors.Join(cause, err)
+	}
+	if err := CheckMode(b, opts.Emulated, Auto); err != nil {
+		return Calibration{}, err
+	}
+	choice, why := DefaultStrategy(b, opts.Emulated)
+	return Calibration{
+		Kind: b.Kind, NUMANode: b.NUMANode, CPU: CPUModel(), Time: time.Now().UTC(),
+		Emulated: opts.Emulated || b.Volatile,
+		Choice:   choice, Why: fmt.Sprintf("%s (%v)", why, cause),
+	}, nil
+}
+
+// Calibrate is the function of that name on scratch memory that is open already.
+func (s *Scratch) Calibrate(ctx context.Context, budget time.Duration) (Calibration, error) {
+	if budget == 0 {
+		budget = calibrationBudget
+	}
+	c := Calibration{
+		Kind: s.Backing().Kind, NUMANode: s.NUMANode(), CPU: CPUModel(), Time: time.Now().UTC(),
+		Emulated: s.Emulated(),
+	}
+	candidates := persistentModes(s.Backing(), s.Modes())
+	if len(candidates) < 2 {
+		c.Choice, c.Why = DefaultStrategy(s.Backing(), s.Emulated())
+		return c, nil
+	}
+	table, err := s.MeasureAll(ctx, calibrationWorkloads(s.Modes(), WriterCounts(s.CPUs())), budget)
+	if err != nil {
+		return Calibration{}, fmt.Errorf("calibrate %s: %w", s.Backing().Path, err)
+	}
+	c.Measured, c.Table = true, table
+	c.Choice, c.Why = choose(table, candidates)
+	if c.Emulated {
+		c.Why += "; measured on emulated memory"
+	}
+	return c, nil
+}
+
+// WriterCounts are the numbers of writers to measure with n CPUs: powers of
+// two, and n.
+func WriterCounts(n int) []int {
+	var counts []int
+	for w := 1; w < n; w *= 2 {
+		counts = append(counts, w)
+	}
+	return append(counts, n)
+}
+
+func calibrationWorkloads(modes []Mode, writers []int) []Workload {
+	var all []Workload
+	for _, size := range calibrationSizes {
+		for _, n := range writers {
+			if n > 1 && !slices.Contains(sharedSizes, size) {
+				continue
+			}
+			for _, mode := range modes {
+				if mode == MSync {
+					continue // never the choice where there is another
+				}
+				all = append(all, Workload{Mode: mode, Size: size, Writers: n})
+			}
+		}
+	}
+	return all
+}
+
+// costs is the mean logarithm of the time of a persist, by mode and size: a
+// factor weighs the same at every size and number of writers.
+type costs map[Mode]map[int]float64
+
+func newCosts(table []Row) costs {
+	c, n := costs{}, map[Mode]map[int]int{}
+	for _, r := range table {
+		if c[r.Mode] == nil {
+			c[r.Mode], n[r.Mode] = map[int]float64{}, map[int]int{}
+		}
+		n[r.Mode][r.Size]++
+		c[r.Mode][r.Size] += (math.Log(r.NsPerPersist) - c[r.Mode][r.Size]) / float64(n[r.Mode][r.Size])
+	}
+	return c
+}
+
+// persistentModes leaves out msync, and eadr where the caches are not inside the
+// persistence domain: on memory that is volatile anyway it is allowed and would
+// always win, but would hide what real memory costs. The table shows it.
+func persistentModes(b Backing, modes []Mode) []Mode {
+	var persistent []Mode
+	for _, m := range modes {
+		if m == MSync || m == EADR && b.Domain != DomainCPUCache {
+			continue
+		}
+		persistent = append(persistent, m)
+	}
+	return persistent
+}
+
+// choose finds the pair of modes and the threshold that make the measured
+// persists cheapest.
+func choose(table []Row, candidates []Mode) (Strategy, string) {
+	c := newCosts(table)
+	var best Strategy
+	lowest := math.Inf(1)
+	for _, small := range candidates {
+		if small.streams() {
+			continue // words cannot be stored with it
+		}
+		for _, large := range candidates {
+			for _, threshold := range calibrationSizes {
+				s := Strategy{Small: small, Bulk: large, Threshold: uint64(threshold)}
+				if cost := c.of(s); cost < lowest {
+					best, lowest = s, cost
+				}
+			}
+		}
+	}
+	if best.Small == best.Bulk {
+		best.Threshold = 0
+	}
+	best.WriterCap = writerCap(table, best.Bulk)
+	return best, explain(best, table)
+}
+
+// of is the cost of a strategy over all sizes, and once more that of a line,
+// for the words that are flushed with the small mode.
+func (c costs) of(s Strategy) float64 {
+	total := c[s.Small][calibrationSizes[0]]
+	for _, size := range calibrationSizes {
+		if uint64(size) < s.Threshold {
+			total += c[s.Small][size]
+		} else {
+			total += c[s.Bulk][size]
+		}
+	}
+	return total
+}
+
+// writerCap is the number of writers with the highest throughput when more
+// lose from it, else 0.
+func writerCap(table []Row, bulk Mode) int {
+	var peak, last Row
+	for _, r := range table {
+		if r.Mode != bulk || r.Size != capSize {
+			continue
+		}
+		if r.GBps > peak.GBps {
+			peak = r
+		}
+		if r.Writers > last.Writers {
+			last = r
+		}
+	}
+	if last.GBps < capLoss*peak.GBps {
+		return peak.Writers
+	}
+	return 0
+}
+
+// explain compares the choice with the best other mode at a few sizes.
+func explain(s Strategy, table []Row) string {
+	var parts []string
+	for _, size := range []int{64, 4 << 10, 64 << 10} {
+		mode := s.Small
+		if uint64(size) >= s.Threshold {
+			mode = s.Bulk
+		}
+		ours, other := compare(table, mode, size)
+		if ours.Writers == 0 {
+			continue
+		}
+		part := fmt.Sprintf("%d B: %s %.0f ns", size, mode, ours.NsPerPersist)
+		if other.Writers != 0 {
+			part += fmt.Sprintf(", best other %s %.0f ns", other.Mode, other.NsPerPersist)
+		}
+		parts = append(parts, part)
+	}
+	why := "measured with one writer: " + strings.Join(parts, "; ")
+	if s.WriterCap > 0 {
+		why += fmt.Sprintf("; throughput falls beyond %d writers", s.WriterCap)
+	}
+	return why
+}
+
+// compare returns the row of mode and that of the fastest other persistent mode.
+func compare(table []Row, mode Mode, size int) (ours, other Row) {
+	for _, r := range table {
+		switch {
+		case r.Size != size || r.Writers != 1:
+		case r.Mode == mode:
+			ours = r
+		case r.Mode == EADR || r.Mode == MSync:
+		case other.Writers == 0 || r.NsPerPersist < other.NsPerPersist:
+			other = r
+		}
+	}
+	return ours, other
+}
