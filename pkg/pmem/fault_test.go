@@ -46,6 +46,9 @@ func TestFaultIsRecoverable(t *testing.T) {
 // checkFault wants a fault in the page at want.
 func checkFault(t *testing.T, op string, want, got uintptr) {
 	t.Helper()
+	if got == unknownAddress {
+		return
+	}
 	if page := uintptr(os.Getpagesize()); got&^(page-1) != want {
 		t.Errorf("%s faulted at %#x, want one in the page at %#x", op, got, want)
 	}

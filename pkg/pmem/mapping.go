@@ -101,7 +101,7 @@ func newFileMapping(f *os.File, b Backing, opts Options) (*Mapping, error) {
 
 // NewMemory returns a mapping of size bytes (rounded up to pages) of zeroed
 // memory of this process, for tests. It is volatile; stores are plain and
-// fenced.
+// fenced. 4 times the size is reserved.
 func NewMemory(size uint64) (*Mapping, error) {
 	mode := MSync
 	if slices.Contains(cpuModes, EADR) {
@@ -118,7 +118,7 @@ func NewMemoryMode(size uint64, mode Mode) (*Mapping, error) {
 		return nil, errors.New("a memory mapping needs a size")
 	}
 	b := Backing{Path: "(memory)", Kind: KindMemory, Size: size, Align: page, NUMANode: -1, Domain: DomainVolatile, Volatile: true}
-	m, err := newMapping(b, Options{Mode: mode})
+	m, err := newMapping(b, Options{Mode: mode, Reserve: 4 * size})
 	if err != nil {
 		return nil, err
 	}

@@ -81,10 +81,14 @@ func TestEveryLineIsFlushed(t *testing.T) {
 		"mixed":     {small: cached, bulk: streaming, threshold: 256},
 	}
 	lengths := []int{maxLeaf - 1, maxLeaf, maxLeaf + 1, 3*maxLeaf + 65}
-	for n := 1; n <= 400; n++ {
+	around := 70
+	if testing.Short() {
+		around = 2
+	}
+	for n := 1; n <= 3*lineSize+2*around; n++ {
 		lengths = append(lengths, n)
 	}
-	for n := flushChunk - 70; n <= flushChunk+70; n++ {
+	for n := flushChunk - around; n <= flushChunk+around; n++ {
 		lengths = append(lengths, n)
 	}
 	src := make([]byte, 4*maxLeaf)

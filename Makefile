@@ -1,0 +1,65 @@
+# make build   bin/nvfs-csi, one static binary
+# make demo    one volume from CreateVolume to DeleteVolume, shown step by step
+# make test    everything that is tested, set-up included (root; at most 15 minutes)
+# make e2e     only the tests on real mounts
+# make lint    gofmt, go vet, staticcheck
+# make bench   flush modes and filesystems side by side (idle machine; about 15 minutes)
+
+SHELL       := bash
+.SHELLFLAGS := -euo pipefail -c
+
+export CGO_ENABLED ?= 0
+
+VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+BIN         := bin/nvfs-csi
+
+# The packages in which several goroutines meet; the race detector needs cgo.
+RACE_PKGS := ./pkg/driver/... ./pkg/mountd/... ./pkg/nvfs/... ./pkg/pmem/ndctl/...
+# Where the tests run that need no mount of their own making.
+UNIT_PKGS := $$(go list ./... | grep -v /test/e2e)
+
+.PHONY: all build setup demo test unit race e2e arm64 lint bench docs clean
+
+all: build
+
+build:
+	go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION)" -o $(BIN) ./cmd/nvfs-csi
+
+setup:
+	@test/setup.sh
+
+demo: build
+	@test/setup.sh fio mkfs.ext4 mount diff
+	@$(BIN) demo
+
+test: setup build lint unit race arm64 e2e
+
+unit:
+	go test $(UNIT_PKGS)
+
+race:
+	CGO_ENABLED=1 go test -race $(RACE_PKGS)
+
+e2e: setup build
+	NVFS_CSI=$(CURDIR)/$(BIN) go test -timeout 10m ./test/e2e/...
+
+arm64: setup
+	test/arm64.sh
+
+lint:
+	@unformatted=$$(gofmt -l cmd pkg test); if [ -n "$$unformatted" ]; then echo "gofmt: $$unformatted" >&2; exit 1; fi
+	go vet ./...
+	go run $(STATICCHECK) ./...
+
+bench: build
+	@test/setup.sh fio mkfs.ext4 mkfs.xfs mount
+	$(BIN) bench flush
+	$(BIN) bench fs
+
+# Rewrites the parts of docs/ that are generated from the code.
+docs: build
+	go test ./test/docs -update
+
+clean:
+	rm -rf bin

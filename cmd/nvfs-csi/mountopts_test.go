@@ -1,0 +1,54 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
+)
+
+func TestMountOptions(t *testing.T) {
+	spec := mountd.Spec{NUMANode: -1}
+	err := applyMountOptions(&spec, []string{"flush=clwb,cache=direct", "transport=dev,numa=1,emulated,ro,,nosuid", "defaults,noexec"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if spec.Flush != "clwb" || spec.Cache != "direct" || spec.Transport != "dev" || spec.NUMANode != 1 || !spec.Emulated || !spec.ReadOnly {
+		t.Errorf("got %+v", spec)
+	}
+	if !slices.Equal(spec.MountFlags, []string{"nosuid", "noexec"}) {
+		t.Errorf("mount flags %q", spec.MountFlags)
+	}
+	if err := applyMountOptions(&spec, []string{"rw,flush=nt"}); err != nil {
+		t.Fatal(err)
+	}
+	if spec.ReadOnly || spec.Flush != "nt" {
+		t.Errorf("a later option does not win: %+v", spec)
+	}
+}
+
+func TestMountOptionsRefused(t *testing.T) {
+	for options, wants := range map[string][]string{
+		"nosuch":      {`"nosuch"`, "flush=...", "emulated", "noatime"},
+		"dax":         {`"dax"`, "known are"},
+		"flush":       {"flush=VALUE"},
+		"cache=":      {"cache=VALUE"},
+		"emulated=1":  {"takes no value"},
+		"numa=first":  {"numa=first"},
+		"ro,flus=nt":  {`"flus=nt"`},
+		"noexec=true": {"takes no value"},
+	} {
+		var spec mountd.Spec
+		err := applyMountOptions(&spec, []string{options})
+		if err == nil {
+			t.Errorf("%s: no error", options)
+			continue
+		}
+		for _, want := range wants {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: error %q lacks %q", options, err, want)
+			}
+		}
+	}
+}

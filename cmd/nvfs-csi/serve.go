@@ -1,0 +1,36 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
+)
+
+// newServeCommand is the process behind a mount. It is started by the process
+// that mounts, with the open FUSE connection; its arguments are for the reader
+// of a process list.
+func newServeCommand() *cobra.Command {
+	opt := mountd.ServeOptions{Version: version, OpenVolume: openVolume}
+	var volumeID string
+	cmd := &cobra.Command{
+		Use:   "serve [flags] PATH MOUNTPOINT",
+		Short: "Serve a mounted volume (started by mount and by the driver)",
+		Long: "serve is the process behind a mount: it answers the kernel's requests for one\n" +
+			"volume until that is unmounted. mount and the driver start it with an open FUSE\n" +
+			"connection; it is not useful to start by hand.",
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if opt.Spec, err = mountd.SpecFromEnv(); err != nil {
+				return err
+			}
+			return mountd.Serve(cmd.Context(), opt)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&volumeID, "volume", "", "ID of the volume")
+	flags.StringVar(&opt.StateDir, "state-dir", mountd.DefaultStateDir, "directory of control sockets and locks")
+	flags.IntVar(&opt.FuseFD, "fuse-fd", 0, "descriptor of the FUSE connection")
+	flags.IntVar(&opt.ReadyFD, "ready-fd", 0, "descriptor to report readiness on")
+	flags.IntVar(&opt.LockFD, "lock-fd", 0, "descriptor of the volume's lock")
+	return cmd
+}

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs"
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/fusefs"
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
+)
+
+// servedVolume is a mapped device with the filesystem engine on it.
+type servedVolume struct {
+	mapping *pmem.Mapping
+	fs      *nvfs.FS
+}
+
+var _ mountd.Volume = (*servedVolume)(nil)
+
+// openVolume opens what spec describes. Nothing stays open when it fails.
+func openVolume(spec mountd.Spec) (mountd.Volume, error) {
+	mode, err := pmem.ParseMode(spec.Flush)
+	if err != nil {
+		return nil, err
+	}
+	mapping, err := pmem.Open(spec.Path, pmem.Options{Mode: mode, Emulated: spec.Emulated, ReadOnly: spec.ReadOnly})
+	if err != nil {
+		return nil, err
+	}
+	fs, err := nvfs.Mount(mapping, nvfs.Options{ReadOnly: spec.ReadOnly})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", spec.Path, err), mapping.Close())
+	}
+	return &servedVolume{mapping: mapping, fs: fs}, nil
+}
+
+// NewWorker implements fusefs.Filesystem.
+func (v *servedVolume) NewWorker() (fusefs.Worker, error) { return v.fs.NewWorker() }
+
+// Close implements mountd.Volume.
+func (v *servedVolume) Close() error { return errors.Join(v.fs.Unmount(), v.mapping.Close()) }
+
+// Grow implements mountd.Volume.
+func (v *servedVolume) Grow() (uint64, error) {
+	if _, err := v.mapping.Extend(); err != nil {
+		return 0, err
+	}
+	return v.fs.Grow()
+}
+
+// Health implements mountd.Volume.
+func (v *servedVolume) Health() string { return v.fs.Health() }
+
+// Flush implements mountd.Volume.
+func (v *servedVolume) Flush() string {
+	return fmt.Sprintf("%s (%s)", v.mapping.Strategy(), v.mapping.Why())
+}
+
+// ReadOnly implements mountd.Volume.
+func (v *servedVolume) ReadOnly() bool { return v.fs.ReadOnly() }
+
+// SizeBytes implements mountd.Volume.
+func (v *servedVolume) SizeBytes() uint64 { return v.mapping.Size() }

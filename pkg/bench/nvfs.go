@@ -1,0 +1,159 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
+)
+
+// NVFS is the filesystem of this project, in one flush and cache mode, served
+// by a process of its own as in production.
+type NVFS struct {
+	Exe   string // the nvfs-csi binary
+	Flush string // a flush mode
+	Cache string // a cache mode
+}
+
+// Name implements Filesystem.
+func (n NVFS) Name() string { return "nvfs " + n.Flush + "/" + n.Cache }
+
+// Mount implements Filesystem.
+func (n NVFS) Mount(ctx context.Context, dir string, size int64) (m *Mounted, err error) {
+	image, mnt := filepath.Join(dir, "pmem"), filepath.Join(dir, "mnt")
+	spec := mountd.Spec{
+		VolumeID: "bench", Path: image, Mountpoint: mnt, Flush: n.Flush, Cache: n.Cache, Transport: "auto",
+		Emulated: true, NUMANode: -1, AllowOther: true,
+	}
+	launcher := mountd.NewLauncher(mountd.LauncherOptions{Executable: n.Exe, StateDir: filepath.Join(dir, "run")})
+	remove := func() error {
+		return errors.Join(os.RemoveAll(filepath.Join(dir, "run")), os.RemoveAll(mnt), os.RemoveAll(image))
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, remove())
+		}
+	}()
+	if err := createSparse(image, size); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(mnt, 0o700); err != nil {
+		return nil, err
+	}
+	if err := run(ctx, n.Exe, "mkfs", image); err != nil {
+		return nil, err
+	}
+	if err := launcher.Mount(ctx, spec); err != nil {
+		return nil, err
+	}
+	unmount := func(ctx context.Context) error {
+		if err := launcher.Unmount(ctx, spec.VolumeID, mnt); err != nil {
+			return err
+		}
+		return remove()
+	}
+	status, err := launcher.Status(ctx, spec.VolumeID)
+	if err != nil {
+		return nil, errors.Join(err, unmount(context.WithoutCancel(ctx)))
+	}
+	return &Mounted{Name: n.Name(), Dir: mnt, ServerPID: status.PID, Note: status.Flush, unmount: unmount}, nil
+}
+
+// NullFUSE is a FUSE filesystem on the same transport that keeps its metadata
+// in ordinary memory, but copies and fences the data: the floor under NVFS.
+type NullFUSE struct {
+	Exe string // the nvfs-csi binary
+}
+
+// Name implements Filesystem.
+func (n NullFUSE) Name() string { return "null FUSE" }
+
+// Mount implements Filesystem.
+func (n NullFUSE) Mount(ctx context.Context, dir string, size int64) (*Mounted, error) {
+	image, mnt := filepath.Join(dir, "pmem"), filepath.Join(dir, "mnt")
+	if err := createSparse(image, size); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(mnt, 0o700); err != nil {
+		return nil, errors.Join(err, os.Remove(image))
+	}
+	server, err := startNull(ctx, n.Exe, image, mnt)
+	if err != nil {
+		return nil, errors.Join(err, os.Remove(mnt), os.Remove(image))
+	}
+	return &Mounted{Name: n.Name(), Dir: mnt, ServerPID: server.cmd.Process.Pid, unmount: func(ctx context.Context) error {
+		if err := run(ctx, "umount", mnt); err != nil {
+			return err
+		}
+		return errors.Join(server.wait(ctx), os.Remove(mnt), os.Remove(image))
+	}}, nil
+}
+
+// nullServer is a child that serves a null filesystem.
+type nullServer struct {
+	cmd    *exec.Cmd
+	exited chan error
+}
+
+// nullReady is the line with which it says that it answers.
+const nullReady = "ready"
+
+const nullStartTimeout = 20 * time.Second
+
+func startNull(ctx context.Context, exe, image, mnt string) (*nullServer, error) {
+	cmd := exec.Command(exe, "bench", "serve-null", image, mnt)
+	// Ctrl-C is for the parent, which unmounts.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start the null filesystem: %w", err)
+	}
+	line := make(chan string, 1)
+	s := &nullServer{cmd: cmd, exited: make(chan error, 1)}
+	go func() {
+		// Wait closes the pipe, so it comes after the reading.
+		text, _ := bufio.NewReader(stdout).ReadString('\n')
+		line <- strings.TrimSpace(text)
+		s.exited <- cmd.Wait()
+	}()
+	timer := time.NewTimer(nullStartTimeout)
+	defer timer.Stop()
+	select {
+	case text := <-line:
+		if text == nullReady {
+			return s, nil
+		}
+		return nil, fmt.Errorf("the null filesystem did not start: %w: %s", <-s.exited, strings.TrimSpace(stderr.String()))
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	_ = cmd.Process.Kill() // it may have ended by itself
+	<-s.exited
+	return nil, errors.Join(fmt.Errorf("the null filesystem is not ready after %s", nullStartTimeout), ctx.Err())
+}
+
+// wait returns when the process has ended.
+func (s *nullServer) wait(ctx context.Context) error {
+	select {
+	case err := <-s.exited:
+		if err != nil {
+			return fmt.Errorf("the null filesystem: %w", err)
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("process %d still serves the null filesystem: %w", s.cmd.Process.Pid, ctx.Err())
+	}
+}

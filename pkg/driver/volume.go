@@ -1,0 +1,120 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"k8s.io/klog/v2"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem/ndctl"
+)
+
+// volume returns the record of a volume; errNoVolume when this node knows
+// nothing of it. A record that was lost is made again from the device. The
+// caller holds the volume's place in inflight.
+func (d *Driver) volume(ctx context.Context, id string) (*record, error) {
+	r, err := d.records.load(id)
+	if err == nil || !errors.Is(err, errNoRecord) {
+		return r, err
+	}
+	r, err = d.recover(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	klog.InfoS("Recovered the record of a volume from its device", "volumeID", id, "region", r.Region)
+	return r, d.records.save(r)
+}
+
+// peek is volume for calls that hold no lock: it writes nothing.
+func (d *Driver) peek(ctx context.Context, id string) (*record, error) {
+	r, err := d.records.load(id)
+	if err == nil || !errors.Is(err, errNoRecord) {
+		return r, err
+	}
+	return d.recover(ctx, id)
+}
+
+// recover makes a record from the namespace of that name, provided that its
+// superblock says that it holds this very volume.
+func (d *Driver) recover(ctx context.Context, id string) (*record, error) {
+	ns, err := d.namespaces.Namespace(ctx, id)
+	if errors.Is(err, ndctl.ErrNotFound) {
+		return nil, fmt.Errorf("%w: %s has no record and no namespace", errNoVolume, id)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("volume %s has no record: %w", id, err)
+	}
+	found, err := d.volumes.Probe(ctx, ns.Device)
+	if err != nil {
+		return nil, fmt.Errorf("volume %s has no record and its device %s cannot be read: %w", id, ns.Device, err)
+	}
+	if found.Content != ContentNVFS || found.VolumeID != id {
+		return nil, failedPrecondition("namespace %s has no record and does not hold this volume but %s; look at it and destroy it by hand if it is not needed", id, describe(found))
+	}
+	if _, err := ParseParams(OriginState, found.Params); err != nil {
+		return nil, fmt.Errorf("volume %s: parameters in its superblock: %w", id, err)
+	}
+	return &record{ID: id, Phase: phaseReady, Params: found.Params, Namespace: id, NamespaceUUID: ns.UUID,
+		Region: ns.Region, Requested: ns.Size, Capacity: ns.Size}, nil
+}
+
+func describe(f Found) string {
+	switch f.Content {
+	case ContentBlank:
+		return "nothing at all"
+	case ContentNVFS:
+		return fmt.Sprintf("NVFS volume %q", f.VolumeID)
+	}
+	return f.What
+}
+
+// backing returns the namespace of a ready volume. A namespace that is gone,
+// or another one of the same name, means that the data is lost: nothing takes
+// its place.
+func (d *Driver) backing(ctx context.Context, r *record) (ndctl.Namespace, error) {
+	ns, err := d.namespaces.Namespace(ctx, r.Namespace)
+	switch {
+	case errors.Is(err, ndctl.ErrNotFound):
+		return ns, dataLost(r, "namespace %s of region %s does not exist any more", r.Namespace, r.Region)
+	case errors.Is(err, ndctl.ErrLost):
+		return ns, dataLost(r, "%w", err)
+	case err != nil:
+		return ns, fmt.Errorf("volume %s: %w", r.ID, err)
+	case !r.owns(ns):
+		return ns, dataLost(r, "namespace %s was replaced: its UUID is %s, not %s", r.Namespace, ns.UUID, r.NamespaceUUID)
+	}
+	return ns, nil
+}
+
+// dataLossError says that a volume's content is gone.
+type dataLossError struct {
+	volumeID string
+	cause    error
+}
+
+func (e *dataLossError) Error() string {
+	return fmt.Sprintf("the data of volume %s is lost: %v. Restore it from a backup into a new PersistentVolumeClaim and delete the old one", e.volumeID, e.cause)
+}
+
+func (e *dataLossError) Unwrap() error { return e.cause }
+
+func dataLost(r *record, format string, args ...any) error {
+	return &codedError{code: codes.FailedPrecondition, err: &dataLossError{volumeID: r.ID, cause: fmt.Errorf(format, args...)}}
+}
+
+// verifyContent makes sure that the device holds this volume. It is what
+// stands between a mistaken identity and somebody's data.
+func (d *Driver) verifyContent(ctx context.Context, r *record, ns ndctl.Namespace) error {
+	found, err := d.volumes.Probe(ctx, ns.Device)
+	switch {
+	case err != nil:
+		return fmt.Errorf("volume %s: device %s cannot be read: %w", r.ID, ns.Device, err)
+	case found.Content != ContentNVFS:
+		return dataLost(r, "device %s holds %s where the volume was", ns.Device, describe(found))
+	case found.VolumeID != r.ID:
+		return dataLost(r, "device %s holds another volume, %q", ns.Device, found.VolumeID)
+	}
+	return nil
+}

@@ -1,0 +1,74 @@
+// Package mountd starts, watches and stops the processes that serve NVFS
+// volumes. The caller mounts; the serving process is a separate one, so the
+// mount outlives whoever asked for it.
+package mountd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/fusefs"
+)
+
+// Spec is a volume to be served.
+type Spec struct {
+	VolumeID   string   `json:"volumeID"`   // unique per node; names the control socket
+	Path       string   `json:"path"`       // devdax device or file
+	Mountpoint string   `json:"mountpoint"` // absolute
+	Flush      string   `json:"flush"`      // a pmem flush mode by name, "auto" included
+	Cache      string   `json:"cache"`      // through, direct or writeback
+	Transport  string   `json:"transport"`  // auto, dev
+	ReadOnly   bool     `json:"readOnly"`
+	Emulated   bool     `json:"emulated"` // the administrator declares the backing emulated
+	NUMANode   int      `json:"numaNode"` // -1: not bound
+	AllowOther bool     `json:"allowOther"`
+	MountFlags []string `json:"mountFlags,omitempty"` // further mount(2) flags: nosuid, nodev, noexec, noatime...
+}
+
+// check refuses a Spec that cannot be mounted.
+func (s *Spec) check() error {
+	switch {
+	case s.VolumeID == "":
+		return errors.New("a volume needs an ID")
+	case s.Path == "":
+		return fmt.Errorf("volume %s: no path of a device or file", s.VolumeID)
+	case !filepath.IsAbs(s.Mountpoint):
+		return fmt.Errorf("volume %s: mount point %q is not an absolute path", s.VolumeID, s.Mountpoint)
+	}
+	_, err := fusefs.ParseCacheMode(s.Cache)
+	return err
+}
+
+// Status is what a serving process says of itself.
+type Status struct {
+	Protocol  int    `json:"protocol"` // version of the control protocol
+	Version   string `json:"version"`  // of the binary
+	PID       int    `json:"pid"`
+	VolumeID  string `json:"volumeID"`
+	Path      string `json:"path"`
+	Flush     string `json:"flush"` // the flush mode in force, with why it was chosen
+	Cache     string `json:"cache"`
+	Transport string `json:"transport"`
+	Emulated  bool   `json:"emulated"`
+	ReadOnly  bool   `json:"readOnly"` // by option or because damage was found
+	Health    string `json:"health"`   // "" is healthy, else what is wrong
+	SizeBytes uint64 `json:"sizeBytes"`
+}
+
+// Mounter mounts volumes and manages their serving processes. It is safe for
+// concurrent use on different volumes.
+type Mounter interface {
+	// Mount serves spec.Path at spec.Mountpoint and returns once the
+	// filesystem answers. Nothing is left behind when it fails.
+	Mount(ctx context.Context, spec Spec) error
+	// Unmount unmounts and waits until the serving process has ended and the
+	// volume is marked clean. A volume that is not mounted is not an error.
+	// A dead mount (its server is gone) is removed.
+	Unmount(ctx context.Context, volumeID, mountpoint string) error
+	// Status asks the serving process; ErrNotServed when there is none.
+	Status(ctx context.Context, volumeID string) (Status, error)
+	// Grow lets the filesystem use the whole backing after it was extended.
+	Grow(ctx context.Context, volumeID string) (Status, error)
+}

@@ -1,0 +1,167 @@
+package mountd
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// DefaultStateDir is where the control sockets and locks of a node's volumes
+// lie; it does not outlive a reboot, and need not.
+const DefaultStateDir = "/run/nvfs-csi/mountd"
+
+// maxSocketPath is the longest path of a Unix socket, without its NUL.
+const maxSocketPath = 107
+
+// plainName is a volume ID that may name a file as it is.
+var plainName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$`)
+
+// stateName is the name of a volume's files in the state directory.
+func stateName(volumeID string) string {
+	if plainName.MatchString(volumeID) {
+		return volumeID
+	}
+	sum := sha256.Sum256([]byte(volumeID))
+	return "+" + hex.EncodeToString(sum[:16]) // no plain name starts with +
+}
+
+func socketPath(stateDir, volumeID string) (string, error) {
+	path := filepath.Join(stateDir, stateName(volumeID)+".sock")
+	if len(path) > maxSocketPath {
+		return "", fmt.Errorf("control socket path %s is longer than %d bytes: use a shorter state directory", path, maxSocketPath)
+	}
+	return path, nil
+}
+
+func lockPath(stateDir, volumeID string) string {
+	return filepath.Join(stateDir, stateName(volumeID)+".lock")
+}
+
+// makeStateDir makes the state directory. Who may enter it may stop volumes.
+func makeStateDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("state directory: %w", err)
+	}
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return fmt.Errorf("state directory: %w", err)
+	}
+	if !info.IsDir() || info.Mode().Perm()&0o077 != 0 {
+		return fmt.Errorf("state directory %s must be a directory of mode 0700, not %v: chmod it", dir, info.Mode())
+	}
+	return nil
+}
+
+// A volume's lock file is locked for as long as a process serves the volume:
+// the launcher takes the lock and the serving process inherits it, so there
+// is no moment at which the volume is served but not locked. The lock belongs
+// to the open file (F_OFD_SETLK) and ends with its last descriptor, however
+// the process ends. The file holds the PID of the serving process.
+
+// takeLock locks a volume; ErrInUse when it is locked.
+func takeLock(stateDir, volumeID string) (*os.File, error) {
+	f, err := os.OpenFile(lockPath(stateDir, volumeID), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("volume lock: %w", err)
+	}
+	lk := unix.Flock_t{Type: unix.F_WRLCK}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lk); err != nil {
+		defer f.Close()
+		if err == unix.EAGAIN || err == unix.EACCES {
+			return nil, fmt.Errorf("volume %s: %w%s", volumeID, ErrInUse, servedBy(f))
+		}
+		return nil, fmt.Errorf("volume lock %s: %w", f.Name(), err)
+	}
+	if err := f.Truncate(0); err != nil {
+		return nil, errors.Join(fmt.Errorf("volume lock: %w", err), f.Close())
+	}
+	return f, nil
+}
+
+func servedBy(lock *os.File) string {
+	if pid, err := readPID(lock); err == nil && pid > 0 {
+		return fmt.Sprintf(" by process %d", pid)
+	}
+	return ""
+}
+
+// writePID records the serving process in the lock file that it holds.
+func writePID(lock *os.File, pid int) error {
+	if _, err := lock.WriteAt([]byte(strconv.Itoa(pid)+"\n"), 0); err != nil {
+		return fmt.Errorf("volume lock: %w", err)
+	}
+	return nil
+}
+
+// readPID returns 0 when the file names no process yet.
+func readPID(lock *os.File) (int, error) {
+	b := make([]byte, 32)
+	n, err := lock.ReadAt(b, 0)
+	if err != nil && err != io.EOF {
+		return 0, err
+	}
+	line, _, ok := strings.Cut(string(b[:n]), "\n")
+	if !ok {
+		return 0, nil
+	}
+	return strconv.Atoi(line)
+}
+
+// lockProbe looks at a volume's lock without ever holding it.
+type lockProbe struct{ f *os.File }
+
+// openProbe returns nil when the volume has no lock file: it has not been
+// served.
+func openProbe(stateDir, volumeID string) (*lockProbe, error) {
+	// OFD locks are asked about through a descriptor that could take them.
+	f, err := os.OpenFile(lockPath(stateDir, volumeID), os.O_RDWR, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("volume lock: %w", err)
+	}
+	return &lockProbe{f}, nil
+}
+
+func (p *lockProbe) Close() error { return p.f.Close() }
+
+// locked reports whether somebody serves the volume or is about to.
+func (p *lockProbe) locked() (bool, error) {
+	lk := unix.Flock_t{Type: unix.F_WRLCK}
+	if err := unix.FcntlFlock(p.f.Fd(), unix.F_OFD_GETLK, &lk); err != nil {
+		return false, fmt.Errorf("volume lock %s: %w", p.f.Name(), err)
+	}
+	return lk.Type != unix.F_UNLCK, nil
+}
+
+// process opens the serving process, so that its number cannot come to mean
+// another one; nil when nobody serves the volume.
+func (p *lockProbe) process() (*process, error) {
+	pid, err := readPID(p.f)
+	if err != nil {
+		return nil, fmt.Errorf("volume lock %s: %w", p.f.Name(), err)
+	}
+	if pid <= 0 {
+		return nil, nil
+	}
+	proc, err := openProcess(pid)
+	if err != nil || proc == nil {
+		return nil, err
+	}
+	// Who holds the lock now held it when the PID was read: the PID was, and
+	// by the descriptor remains, the holder's.
+	if locked, err := p.locked(); err != nil || !locked {
+		return nil, errors.Join(err, proc.Close())
+	}
+	return proc, nil
+}

@@ -1,0 +1,152 @@
+package fusefs
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
+)
+
+// inProcess serves a null filesystem in the test process. The test must touch
+// it by plain system calls only.
+type inProcess struct {
+	t    *testing.T
+	dir  string
+	fd   *os.File
+	fs   Filesystem
+	stop context.CancelFunc
+	done chan error
+	tr   Transport
+}
+
+func startInProcess(t *testing.T) *inProcess {
+	needMount(t)
+	space, err := pmem.NewMemory(8 << 20)
+	must(t, err)
+	p := &inProcess{t: t, dir: t.TempDir(), fs: NewNull(space)}
+	p.fd, err = Mount(p.dir, MountOptions{Source: "null"})
+	must(t, err)
+	t.Cleanup(func() {
+		p.fd.Close()
+		if m, _ := IsMountPoint(p.dir); m {
+			Detach(p.dir)
+		}
+	})
+	p.serve(nil)
+	return p
+}
+
+// serve starts a transport and returns when it is ready.
+func (p *inProcess) serve(s *Session) {
+	p.t.Helper()
+	ready := make(chan struct{})
+	tr, err := NewTransport(p.fd, p.fs, Options{Threads: 3, Pin: []int{0}, Session: s, OnReady: func(Session) { close(ready) }})
+	must(p.t, err)
+	ctx, stop := context.WithCancel(context.Background())
+	p.t.Cleanup(stop)
+	p.tr, p.stop, p.done = tr, stop, make(chan error, 1)
+	go func() { p.done <- tr.Serve(ctx) }()
+	select {
+	case <-ready:
+	case err := <-p.done:
+		p.t.Fatalf("Serve: %v", err)
+	}
+}
+
+func TestServeEndsAtUnmount(t *testing.T) {
+	p := startInProcess(t)
+	must(t, os.WriteFile(filepath.Join(p.dir, "f"), []byte("x"), 0o644))
+	top, err := Top(p.dir)
+	must(t, err)
+	if top == nil || !top.IsNVFS() || top.Source != "null" || top.Connection == 0 {
+		t.Fatalf("mount %+v", top)
+	}
+	if ms, err := ConnectionMounts(top.Connection); err != nil || len(ms) != 1 || ms[0].Mountpoint != top.Mountpoint {
+		t.Errorf("mounts of the connection: %+v, %v", ms, err)
+	}
+	must(t, Unmount(p.dir))
+	if err := <-p.done; err != nil {
+		t.Errorf("Serve: %v", err)
+	}
+	if m, err := IsMountPoint(p.dir); m || err != nil {
+		t.Errorf("still a mount point: %v, %v", m, err)
+	}
+}
+
+// A connection goes on with another server, which continues the session.
+func TestServeStopsAndIsContinued(t *testing.T) {
+	p := startInProcess(t)
+	path := filepath.Join(p.dir, "f")
+	must(t, os.WriteFile(path, []byte("content"), 0o644))
+	f, err := os.Open(path)
+	must(t, err)
+	defer f.Close()
+	for range 5 {
+		session := p.tr.Session()
+		p.stop()
+		if err := <-p.done; !errors.Is(err, context.Canceled) {
+			t.Fatalf("Serve: %v", err)
+		}
+		// A request that comes while nobody serves waits for the successor.
+		var st unix.Statfs_t
+		answered := make(chan error, 1)
+		go func() { answered <- unix.Statfs(p.dir, &st) }()
+		p.serve(session)
+		must(t, <-answered)
+		b := make([]byte, 7)
+		if _, err := f.ReadAt(b, 0); err != nil || string(b) != "content" {
+			t.Errorf("%q, %v", b, err)
+		}
+		must(t, os.WriteFile(filepath.Join(p.dir, "g"), nil, 0o644))
+	}
+	must(t, f.Close())
+	must(t, Unmount(p.dir))
+	if err := <-p.done; err != nil {
+		t.Errorf("Serve: %v", err)
+	}
+}
+
+func TestAbort(t *testing.T) {
+	p := startInProcess(t)
+	top, err := Top(p.dir)
+	must(t, err)
+	must(t, AbortConnection(top.Connection))
+	if err := <-p.done; !errors.Is(err, ErrAborted) {
+		t.Errorf("Serve: %v, want ErrAborted", err)
+	}
+	if _, err := os.ReadDir(p.dir); err == nil {
+		t.Error("the mount still answers")
+	}
+}
+
+func TestServeRefusedInit(t *testing.T) {
+	needMount(t)
+	dir := t.TempDir()
+	fd, err := Mount(dir, MountOptions{Source: "null"})
+	must(t, err)
+	defer Detach(dir)
+	defer fd.Close()
+	failing := workerFunc(func() (Worker, error) { return nil, unix.ENOMEM })
+	tr, err := NewTransport(fd, failing, Options{})
+	must(t, err)
+	if err := tr.Serve(context.Background()); !errors.Is(err, unix.ENOMEM) {
+		t.Errorf("Serve: %v, want ENOMEM", err)
+	}
+}
+
+type workerFunc func() (Worker, error)
+
+func (f workerFunc) NewWorker() (Worker, error) { return f() }
+
+func TestNewTransportOptions(t *testing.T) {
+	for _, o := range []Options{{Transport: "tcp"}, {Cache: "none"}} {
+		if _, err := NewTransport(nil, nil, o); err == nil {
+			t.Errorf("%+v is accepted", o)
+		}
+	}
+}
