@@ -112,7 +112,17 @@ func runMount(ctx context.Context, spec mountd.Spec, stateDir string, foreground
 	}
 	ctx, cancel := context.WithTimeout(ctx, mountTimeout)
 	defer cancel()
-	return mountd.NewLauncher(mountd.LauncherOptions{StateDir: stateDir}).Mount(ctx, spec)
+	err := newLauncher(stateDir).Mount(ctx, spec)
+	if errors.Is(err, mountd.ErrInUse) {
+		return fmt.Errorf("something is mounted at %s already: unmount it first: %w", spec.Mountpoint, err)
+	}
+	return err
+}
+
+// newLauncher lets serving processes write logs of their own: they outlive the
+// terminal, the pipe or the container that this process writes to.
+func newLauncher(stateDir string) *mountd.Launcher {
+	return mountd.NewLauncher(mountd.LauncherOptions{StateDir: stateDir, LogDir: filepath.Join(stateDir, "log")})
 }
 
 // deadMount reports whether err is that of a mount whose server has gone.

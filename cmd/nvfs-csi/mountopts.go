@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,10 +16,7 @@ var mountOptions = map[string]func(spec *mountd.Spec, value string) error{
 	"flush":     func(s *mountd.Spec, v string) error { s.Flush = v; return nil },
 	"cache":     func(s *mountd.Spec, v string) error { s.Cache = v; return nil },
 	"transport": func(s *mountd.Spec, v string) error { s.Transport = v; return nil },
-	"numa": func(s *mountd.Spec, v string) (err error) {
-		s.NUMANode, err = strconv.Atoi(v)
-		return err
-	},
+	"numa":      setNUMANode,
 	"emulated":    func(s *mountd.Spec, _ string) error { s.Emulated = true; return nil },
 	"ro":          func(s *mountd.Spec, _ string) error { s.ReadOnly = true; return nil },
 	"rw":          func(s *mountd.Spec, _ string) error { s.ReadOnly = false; return nil },
@@ -28,6 +26,18 @@ var mountOptions = map[string]func(spec *mountd.Spec, value string) error{
 	"nosuid":   nil, "suid": nil, "nodev": nil, "dev": nil, "noexec": nil, "exec": nil,
 	"noatime": nil, "nodiratime": nil, "relatime": nil, "nosymfollow": nil,
 	"sync": nil, "async": nil, "dirsync": nil,
+}
+
+func setNUMANode(s *mountd.Spec, value string) error {
+	node, err := strconv.ParseUint(value, 10, 16)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(fmt.Sprintf("/sys/devices/system/node/node%d", node)); err != nil {
+		return fmt.Errorf("this machine has no NUMA node %d", node)
+	}
+	s.NUMANode = int(node)
+	return nil
 }
 
 // optionsWithValue need "=VALUE"; the others must not have one.

@@ -10,11 +10,11 @@ import (
 
 func TestMountOptions(t *testing.T) {
 	spec := mountd.Spec{NUMANode: -1}
-	err := applyMountOptions(&spec, []string{"flush=clwb,cache=direct", "transport=dev,numa=1,emulated,ro,,nosuid", "defaults,noexec"})
+	err := applyMountOptions(&spec, []string{"flush=clwb,cache=direct", "transport=dev,numa=0,emulated,ro,,nosuid", "defaults,noexec"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if spec.Flush != "clwb" || spec.Cache != "direct" || spec.Transport != "dev" || spec.NUMANode != 1 || !spec.Emulated || !spec.ReadOnly {
+	if spec.Flush != "clwb" || spec.Cache != "direct" || spec.Transport != "dev" || spec.NUMANode != 0 || !spec.Emulated || !spec.ReadOnly {
 		t.Errorf("got %+v", spec)
 	}
 	if !slices.Equal(spec.MountFlags, []string{"nosuid", "noexec"}) {
@@ -36,6 +36,7 @@ func TestMountOptionsRefused(t *testing.T) {
 		"cache=":      {"cache=VALUE"},
 		"emulated=1":  {"takes no value"},
 		"numa=first":  {"numa=first"},
+		"numa=4096":   {"no NUMA node 4096"},
 		"ro,flus=nt":  {`"flus=nt"`},
 		"noexec=true": {"takes no value"},
 	} {

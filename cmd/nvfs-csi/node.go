@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"k8s.io/mount-utils"
@@ -35,7 +34,7 @@ func newNodeCommand() *cobra.Command {
 			}
 			d, err := driver.New(opt, driver.Deps{
 				Namespaces: manager,
-				NVFS:       mountd.NewLauncher(mountd.LauncherOptions{StateDir: runDir, LogDir: filepath.Join(runDir, "log")}),
+				NVFS:       newLauncher(runDir),
 				Volumes:    formatter{},
 				Mount:      mount.New(""),
 			})

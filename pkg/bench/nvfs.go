@@ -33,7 +33,8 @@ func (n NVFS) Mount(ctx context.Context, dir string, size int64) (m *Mounted, er
 		VolumeID: "bench", Path: image, Mountpoint: mnt, Flush: n.Flush, Cache: n.Cache, Transport: "auto",
 		Emulated: true, NUMANode: -1, AllowOther: true,
 	}
-	launcher := mountd.NewLauncher(mountd.LauncherOptions{Executable: n.Exe, StateDir: filepath.Join(dir, "run")})
+	launcher := mountd.NewLauncher(mountd.LauncherOptions{
+		Executable: n.Exe, StateDir: filepath.Join(dir, "run"), LogDir: filepath.Join(dir, "run", "log")})
 	remove := func() error {
 		return errors.Join(os.RemoveAll(filepath.Join(dir, "run")), os.RemoveAll(mnt), os.RemoveAll(image))
 	}

@@ -114,7 +114,7 @@ func (d *Driver) createNew(ctx context.Context, spec volumeSpec) (*record, error
 		}
 		full = append(full, err)
 	}
-	return nil, errorf(codes.ResourceExhausted, "node %s has no room for %d bytes: %w", d.options.NodeID, spec.size.required, errors.Join(full...))
+	return nil, errorf(codes.ResourceExhausted, "node %s has no room for %d bytes: %w", d.options.NodeID, spec.size.required, joinReasons(full...))
 }
 
 // createInNamespace puts the volume into an existing namespace.

@@ -150,7 +150,7 @@ func (d *Driver) zero(ctx context.Context, r *record, ns ndctl.Namespace) error 
 		r.Erased = to
 		saveErr = d.records.save(r)
 	})
-	if err := errors.Join(err, saveErr); err != nil {
+	if err := joinReasons(err, saveErr); err != nil {
 		return fmt.Errorf("erase %s: %w", ns.Device, err)
 	}
 	return nil

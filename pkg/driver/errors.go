@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -34,6 +35,33 @@ func invalidArgument(format string, args ...any) error {
 func failedPrecondition(format string, args ...any) error {
 	return errorf(codes.FailedPrecondition, format, args...)
 }
+
+// reasons are several errors on one line, as gRPC messages are shown.
+type reasons []error
+
+// joinReasons returns an error of all that are not nil, or nil.
+func joinReasons(errs ...error) error {
+	var all reasons
+	for _, err := range errs {
+		if err != nil {
+			all = append(all, err)
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return all
+}
+
+func (r reasons) Error() string {
+	var texts []string
+	for _, err := range r {
+		texts = append(texts, err.Error())
+	}
+	return strings.Join(texts, "; ")
+}
+
+func (r reasons) Unwrap() []error { return r }
 
 // errNoVolume says that neither a record nor a namespace of the volume exists
 // on this node.

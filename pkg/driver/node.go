@@ -2,7 +2,6 @@ package driver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -46,7 +45,7 @@ func (s *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolu
 }
 
 func (d *Driver) nodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) error {
-	if err := errors.Join(checkVolumeID(req.GetVolumeId()), checkPath("staging target path", req.GetStagingTargetPath())); err != nil {
+	if err := joinReasons(checkVolumeID(req.GetVolumeId()), checkPath("staging target path", req.GetStagingTargetPath())); err != nil {
 		return err
 	}
 	access, err := parseCapability(req.GetVolumeCapability())
@@ -67,7 +66,7 @@ func (s *nodeServer) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstage
 }
 
 func (d *Driver) nodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) error {
-	if err := errors.Join(checkVolumeID(req.GetVolumeId()), checkPath("staging target path", req.GetStagingTargetPath())); err != nil {
+	if err := joinReasons(checkVolumeID(req.GetVolumeId()), checkPath("staging target path", req.GetStagingTargetPath())); err != nil {
 		return err
 	}
 	end, err := d.inflight.begin(req.GetVolumeId(), "NodeUnstageVolume")
@@ -83,7 +82,7 @@ func (s *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 }
 
 func (d *Driver) nodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) error {
-	if err := errors.Join(checkVolumeID(req.GetVolumeId()), checkPath("target path", req.GetTargetPath())); err != nil {
+	if err := joinReasons(checkVolumeID(req.GetVolumeId()), checkPath("target path", req.GetTargetPath())); err != nil {
 		return err
 	}
 	access, err := parseCapability(req.GetVolumeCapability())
@@ -116,7 +115,7 @@ func (s *nodeServer) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpub
 }
 
 func (d *Driver) nodeUnpublishVolume(req *csi.NodeUnpublishVolumeRequest) error {
-	if err := errors.Join(checkVolumeID(req.GetVolumeId()), checkPath("target path", req.GetTargetPath())); err != nil {
+	if err := joinReasons(checkVolumeID(req.GetVolumeId()), checkPath("target path", req.GetTargetPath())); err != nil {
 		return err
 	}
 	end, err := d.inflight.begin(req.GetVolumeId(), "NodeUnpublishVolume")

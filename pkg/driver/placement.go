@@ -40,19 +40,19 @@ func (d *Driver) candidateRegions(ctx context.Context, p Params) ([]ndctl.Region
 		return nil, fmt.Errorf("regions of node %s: %w", d.options.NodeID, err)
 	}
 	var usable []ndctl.Region
-	var reasons []error
+	var against []error
 	for _, r := range all {
 		if err := d.checkRegion(p, r); err != nil {
-			reasons = append(reasons, err)
+			against = append(against, err)
 			continue
 		}
 		usable = append(usable, r)
 	}
 	if len(usable) == 0 {
-		if len(reasons) == 0 {
-			reasons = append(reasons, errors.New("it has no persistent memory region"))
+		if len(against) == 0 {
+			against = append(against, errors.New("it has no persistent memory region"))
 		}
-		return nil, errorf(codes.ResourceExhausted, "node %s cannot hold the volume: %w", d.options.NodeID, errors.Join(reasons...))
+		return nil, errorf(codes.ResourceExhausted, "node %s cannot hold the volume: %w", d.options.NodeID, joinReasons(against...))
 	}
 	orderRegions(usable, p.NUMAPolicy)
 	return usable, nil

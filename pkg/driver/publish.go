@@ -49,7 +49,7 @@ func (d *Driver) publish(ctx context.Context, req publishRequest) error {
 		return err
 	}
 	if err := d.bind(req); err != nil {
-		return errors.Join(fmt.Errorf("publish volume %s: %w", r.ID, err), d.unpublishTarget(r, req.target.Path))
+		return joinReasons(fmt.Errorf("publish volume %s: %w", r.ID, err), d.unpublishTarget(r, req.target.Path))
 	}
 	r.target(req.target.Path).Done = true
 	if err := d.records.save(r); err != nil {
@@ -122,8 +122,10 @@ func (d *Driver) checkStaged(ctx context.Context, r *record, ns ndctl.Namespace,
 	switch {
 	case state == notMounted && err != nil:
 		return err
+	case state == notMounted:
+		return failedPrecondition("volume %s is not mounted at %s any more; it has to be staged again", r.ID, req.stagingPath)
 	case state != mountLive:
-		return failedPrecondition("the staging mount of volume %s at %s is %s; it has to be staged again (%w)", r.ID, req.stagingPath, state, errors.Join(err))
+		return failedPrecondition("the staging mount of volume %s at %s is %s (%w); it has to be staged again", r.ID, req.stagingPath, state, err)
 	case !isMountOf(top, ns):
 		return failedPrecondition("%s (%s) is mounted at staging path %s instead of volume %s", top.Device, top.Type, req.stagingPath, r.ID)
 	case r.Staged.ReadOnly && !req.target.ReadOnly:

@@ -98,5 +98,8 @@ func serveUntil(ctx context.Context, server *grpc.Server, listener net.Listener)
 	force := time.AfterFunc(stopTimeout, server.Stop)
 	defer force.Stop()
 	server.GracefulStop()
-	return <-served
+	if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
+	}
+	return nil
 }

@@ -171,7 +171,7 @@ func (d *Driver) mountStaged(ctx context.Context, r *record, ns ndctl.Namespace,
 	})
 	if err != nil {
 		r.Staged = nil // a failed Mount leaves nothing
-		return errors.Join(fmt.Errorf("mount volume %s at %s: %w", r.ID, want.Path, err), d.records.save(r))
+		return joinReasons(fmt.Errorf("mount volume %s at %s: %w", r.ID, want.Path, err), d.records.save(r))
 	}
 	klog.V(2).InfoS("Staged volume", "volumeID", r.ID, "path", want.Path, "device", ns.Device)
 	return nil

@@ -25,7 +25,7 @@ const ControlProtocol = 1
 const (
 	methodStatus = "status" // what the process serves, and how it is
 	methodGrow   = "grow"   // use the whole backing
-	methodStop   = "stop"   // unmount and end; answered when that has begun
+	methodStop   = "stop"   // unmount and end; answered before that begins
 )
 
 const (
@@ -147,39 +147,45 @@ func (s *controlServer) serve(c *net.UnixConn) {
 		if err := c.SetDeadline(time.Now().Add(controlIdle)); err != nil || !lines.Scan() {
 			return
 		}
-		resp := s.answer(lines.Bytes())
+		resp, after := s.answer(lines.Bytes())
 		resp.Protocol = ControlProtocol
 		// Growing may have taken longer than the deadline.
 		if err := c.SetDeadline(time.Now().Add(controlIdle)); err != nil {
 			return
 		}
-		if err := json.NewEncoder(c).Encode(resp); err != nil {
+		err := json.NewEncoder(c).Encode(resp)
+		if after != nil {
+			after()
+		}
+		if err != nil {
 			return
 		}
 	}
 }
 
-func (s *controlServer) answer(line []byte) controlResponse {
+// answer executes a request. What it returns as after, if anything, is done
+// once the answer is on its way: the process may end by it.
+func (s *controlServer) answer(line []byte) (resp controlResponse, after func()) {
 	var req controlRequest
 	if err := json.Unmarshal(line, &req); err != nil {
-		return controlResponse{Error: fmt.Sprintf("malformed request: %v", err)}
+		return controlResponse{Error: fmt.Sprintf("malformed request: %v", err)}, nil
 	}
 	if req.Protocol != ControlProtocol {
-		return controlResponse{Error: fmt.Sprintf("control protocol %d is not supported: this process speaks %d", req.Protocol, ControlProtocol)}
+		return controlResponse{Error: fmt.Sprintf("control protocol %d is not supported: this process speaks %d", req.Protocol, ControlProtocol)}, nil
 	}
 	switch req.Method {
 	case methodStatus:
 	case methodGrow:
 		if err := s.target.grow(); err != nil {
-			return controlResponse{Error: err.Error()}
+			return controlResponse{Error: err.Error()}, nil
 		}
 	case methodStop:
-		s.target.stop()
+		after = s.target.stop
 	default:
-		return controlResponse{Error: fmt.Sprintf("unknown method %q", req.Method)}
+		return controlResponse{Error: fmt.Sprintf("unknown method %q", req.Method)}, nil
 	}
 	st := s.target.status()
-	return controlResponse{Status: &st}
+	return controlResponse{Status: &st}, after
 }
 
 // checkPeer admits root and the user this process runs as.

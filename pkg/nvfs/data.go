@@ -38,9 +38,6 @@ func (w *Worker) readAt(ino uint64, n layout.Inode, off uint64, dst []byte) (int
 	dst = dst[:min(uint64(len(dst)), size-off)]
 	switch n.Format() {
 	case layout.FormatInline:
-		if size > uint64(n.BodyRoom()) {
-			return 0, w.fs.damaged(false, "inode %d: inline data exceeds the inode", ino)
-		}
 		return copy(dst, n.Body()[off:size]), nil
 	case layout.FormatExtents:
 	default:

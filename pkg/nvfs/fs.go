@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,7 +36,6 @@ type FS struct {
 	clock func() Time
 
 	groups   atomic.Pointer[[]*group] // nil entries lie between devices
-	limit    atomic.Uint64            // first block past the last device
 	seq      atomic.Uint64            // of the last record
 	locks    lockTable
 	lookups  lookupTable
@@ -91,31 +92,38 @@ func Mount(space pmem.Space, opt Options) (*FS, error) {
 		fs.clock = systemClock
 	}
 	fs.readOnly.Store(opt.ReadOnly || space.ReadOnly() || sb.ROCompat&^uint64(layout.SupportedROCompat) != 0)
-	if err := fs.replayJournal(); err != nil {
+	if err := fs.guard("mount NVFS", fs.start); err != nil {
 		return nil, fmt.Errorf("mount NVFS: %w", err)
 	}
-	// Only now is the superblock what the last commit made it.
-	if fs.sb, err = layout.DecodeSuperblock(mem[:layout.StaticSize]); err != nil {
-		return nil, fmt.Errorf("mount NVFS: %w; fsck can restore it from its copy", err)
+	fs.bg.Add(1)
+	go fs.background()
+	return fs, nil
+}
+
+// start brings the volume to its last state and makes it usable.
+func (fs *FS) start() error {
+	if err := fs.replayJournal(); err != nil {
+		return err
 	}
+	// Only now is the superblock what the last commit made it.
+	sb, err := layout.DecodeSuperblock(fs.mem[:layout.StaticSize])
+	if err != nil {
+		return fmt.Errorf("%w; fsck can restore it from its copy", err)
+	}
+	fs.sb = sb
 	fs.key0 = binary.LittleEndian.Uint64(sb.HashKey[:])
 	fs.key1 = binary.LittleEndian.Uint64(sb.HashKey[8:])
 	if err := fs.checkDevices(); err != nil {
-		return nil, fmt.Errorf("mount NVFS: %w", err)
+		return err
 	}
 	fs.buildGroups()
 	for i := range int(sb.Slots) {
 		fs.slots <- i
 	}
 	if fs.internal, err = fs.NewWorker(); err != nil {
-		return nil, err
+		return err
 	}
-	if err := fs.recover(); err != nil {
-		return nil, fmt.Errorf("mount NVFS: %w", err)
-	}
-	fs.bg.Add(1)
-	go fs.background()
-	return fs, nil
+	return fs.recover()
 }
 
 // findSuperblock returns the superblock, or its copy at the end of the device
@@ -141,7 +149,6 @@ func (fs *FS) checkDevices() error {
 	if have := fs.space.Size() / layout.BlockSize; have < d.Blocks {
 		return fmt.Errorf("%w: it has %d blocks, the volume %d; restore the device to its full size", ErrTruncated, have, d.Blocks)
 	}
-	fs.limit.Store(d.Base + d.Blocks)
 	return nil
 }
 
@@ -163,30 +170,15 @@ func (fs *FS) buildGroups() {
 		}
 	}
 	fs.lookups.init(uint64(len(list)) * uint64(fs.sb.InodesPerGroup))
-	fs.verified.init(fs.limit.Load())
+	last := fs.sb.Devices[len(fs.sb.Devices)-1]
+	fs.verified.init(last.Base + last.Blocks)
 }
 
 // background loads all groups, so that totals are known, and releases the
 // orphans of the previous mount.
 func (fs *FS) background() {
 	defer fs.bg.Done()
-	var orphans []uint64
-	for _, g := range *fs.groups.Load() {
-		select {
-		case <-fs.stop:
-			close(fs.loaded)
-			return
-		default:
-		}
-		if g == nil {
-			continue
-		}
-		g.mu.Lock()
-		if fs.loadGroup(g) && g.orphans > 0 {
-			orphans = fs.appendOrphans(orphans, g)
-		}
-		g.mu.Unlock()
-	}
+	orphans := fs.loadGroups()
 	close(fs.loaded)
 	if len(orphans) == 0 || fs.readOnly.Load() {
 		return
@@ -199,17 +191,60 @@ func (fs *FS) background() {
 	fs.releaseOrphans(w, orphans)
 }
 
+// loadGroups loads all groups and returns the orphans in them.
+func (fs *FS) loadGroups() []uint64 {
+	var orphans []uint64
+	for _, g := range *fs.groups.Load() {
+		if fs.stopping() {
+			break
+		}
+		if g == nil {
+			continue
+		}
+		_ = fs.guard("load a group", func() error {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			if fs.loadGroup(g) && g.orphans > 0 {
+				orphans = fs.appendOrphans(orphans, g)
+			}
+			return nil
+		})
+	}
+	return orphans
+}
+
 func (fs *FS) releaseOrphans(w *Worker, list []uint64) {
 	for _, ino := range list {
-		select {
-		case <-fs.stop:
+		if fs.stopping() {
 			return
-		default:
 		}
 		w.Begin(&Request{})
-		w.releaseOrphan(ino)
+		if err := fs.guard("release a deleted file", func() error { w.releaseOrphan(ino); return nil }); err != nil {
+			w.Abort()
+		}
 		w.End()
 	}
+}
+
+func (fs *FS) stopping() bool {
+	select {
+	case <-fs.stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// guard runs f. Memory that cannot be read, or any other panic, is damage
+// and not the end of the process.
+func (fs *FS) guard(what string, f func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("%s: %v: %w", what, v, fs.damaged(true, "%s: %v", what, v))
+		}
+	}()
+	return f()
 }
 
 // Unmount releases what is left of deleted files and marks the volume clean.
@@ -225,22 +260,11 @@ func (fs *FS) Unmount() error {
 	}
 	fs.stop = make(chan struct{}) // the release below is not to be cut short
 	fs.lookups.clear()
-	var orphans []uint64
-	for _, g := range *fs.groups.Load() {
-		if g == nil {
-			continue
-		}
-		g.mu.Lock()
-		if fs.loadGroup(g) && g.orphans > 0 {
-			orphans = fs.appendOrphans(orphans, g)
-		}
-		g.mu.Unlock()
-	}
-	fs.releaseOrphans(fs.internal, orphans)
+	fs.releaseOrphans(fs.internal, fs.loadGroups())
 	if fs.damages.Load() != 0 || fs.readOnly.Load() {
 		return nil
 	}
-	return fs.setState(layout.StateClean)
+	return fs.guard("unmount NVFS", func() error { return fs.setState(layout.StateClean) })
 }
 
 func (fs *FS) setState(state uint32) error {
@@ -269,7 +293,13 @@ func (fs *FS) Health() string {
 func (fs *FS) ReadOnly() bool { return fs.readOnly.Load() }
 
 // Superblock describes the volume; it must not be changed.
-func (fs *FS) Superblock() *layout.Superblock { return fs.sb }
+func (fs *FS) Superblock() *layout.Superblock {
+	fs.growMu.Lock()
+	defer fs.growMu.Unlock()
+	sb := *fs.sb
+	sb.Devices = slices.Clone(fs.sb.Devices)
+	return &sb
+}
 
 // damaged notes damage and returns EIO for the operation that met it.
 // shared says that the damaged metadata belongs to more than one inode: then

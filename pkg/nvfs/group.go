@@ -72,7 +72,7 @@ func (fs *FS) loadGroup(g *group) bool {
 	if g.ready {
 		return !g.bad
 	}
-	g.ready = true
+	g.ready, g.bad = true, true // and so it stays if this panics
 	off := g.start << layout.BlockShift
 	d := layout.GroupDesc(fs.mem[off : off+layout.GroupDescSize])
 	ok := d.Magic() == layout.GroupMagic && uint64(d.Group()) == g.num && d.Blocks() == g.blocks.Load() &&
@@ -87,13 +87,13 @@ func (fs *FS) loadGroup(g *group) bool {
 		}
 	}
 	if !ok {
-		g.bad = true
 		_ = fs.damaged(true, "group %d: descriptor or bitmap is damaged", g.num)
 		return false
 	}
 	g.freeBlocks, g.freeInodes, g.orphans = counts[blockBitmap], counts[inodeBitmap], counts[orphanBitmap]
 	fs.freeBlocks.Add(g.freeBlocks)
 	fs.freeInodes.Add(g.freeInodes)
+	g.bad = false
 	return true
 }
 
@@ -161,9 +161,9 @@ func (fs *FS) findRun(g *group, goal uint64, want uint32, aligned bool) (bit, n 
 	var best, bestLen uint32
 	words := uint32(layout.BitmapBits / 64)
 	start := g.blockCursor / 64
-	for k := uint32(0); k < words; k++ {
+	for k := uint32(0); k < words; {
 		i := (start + k) % words
-		w := fs.freeWord(g, i)
+		w, next := fs.freeWord(g, i), k+1
 		for w != ^uint64(0) {
 			sh := uint32(bits.TrailingZeros64(^w))
 			bit := i*64 + sh
@@ -175,10 +175,12 @@ func (fs *FS) findRun(g *group, goal uint64, want uint32, aligned bool) (bit, n 
 				best, bestLen = bit, n
 			}
 			if sh+n >= 64 {
+				next = k + (sh+n)/64 // where the run ends
 				break
 			}
 			w |= (uint64(1)<<n - 1) << sh
 		}
+		k = next
 	}
 	return best, bestLen
 }
@@ -257,12 +259,8 @@ func (g *group) giveBack(s span) {
 // over the groups, files go where the worker allocates.
 func (w *Worker) takeInode(dir bool) (uint64, error) {
 	fs := w.fs
-	if fs.freeInodes.Add(-1) < 0 {
-		fs.waitTotals()
-		if fs.freeInodes.Load() < 0 {
-			fs.freeInodes.Add(1)
-			return 0, errNoSpace
-		}
+	if !fs.takeCount(&fs.freeInodes, 1, 0) {
+		return 0, errNoSpace
 	}
 	list := *fs.groups.Load()
 	first := w.inodeGroup
@@ -341,15 +339,30 @@ func (fs *FS) reserveBlocks(n uint64, privileged bool) error {
 	if privileged {
 		floor = 0
 	}
-	if fs.freeBlocks.Add(-int64(n)) >= floor {
-		return nil
+	if !fs.takeCount(&fs.freeBlocks, int64(n), floor) {
+		return errNoSpace
 	}
-	fs.waitTotals()
-	if fs.freeBlocks.Load() >= floor {
-		return nil
+	return nil
+}
+
+// takeCount lowers a count of what is free by n, but not below floor. What
+// does not fit is never taken, not even for a moment: others would see it
+// missing.
+func (fs *FS) takeCount(count *atomic.Int64, n, floor int64) bool {
+	for complete := false; ; {
+		free := count.Load()
+		switch {
+		case free-n >= floor:
+			if count.CompareAndSwap(free, free-n) {
+				return true
+			}
+		case complete:
+			return false
+		default:
+			fs.waitTotals()
+			complete = true
+		}
 	}
-	fs.freeBlocks.Add(int64(n))
-	return errNoSpace
 }
 
 func (fs *FS) unreserveBlocks(n uint64) { fs.freeBlocks.Add(int64(n)) }

@@ -10,15 +10,24 @@ import (
 // (the space must show the new size already). Files stay in use meanwhile.
 // It returns the size in bytes. New groups are made first, invisibly; one
 // record then lets the superblock, its copy and the last group show them.
-func (fs *FS) Grow() (uint64, error) {
+func (fs *FS) Grow() (size uint64, err error) {
 	fs.growMu.Lock()
 	defer fs.growMu.Unlock()
+	err = fs.guard("grow", func() error { size, err = fs.grow(); return err })
+	if err != nil {
+		fs.internal.Abort()
+		return 0, fmt.Errorf("grow NVFS: %w", err)
+	}
+	return size, nil
+}
+
+func (fs *FS) grow() (uint64, error) {
 	if fs.readOnly.Load() {
-		return 0, fmt.Errorf("grow NVFS: %w", errReadOnly)
+		return 0, errReadOnly
 	}
 	last := len(fs.sb.Devices) - 1
 	if last != 0 {
-		return 0, fmt.Errorf("grow NVFS: the volume spans %d devices", last+1)
+		return 0, fmt.Errorf("the volume spans %d devices", last+1)
 	}
 	old := fs.sb.Devices[0]
 	blocks := fs.space.Size() / layout.BlockSize
@@ -31,16 +40,19 @@ func (fs *FS) Grow() (uint64, error) {
 	sb.Devices[0].Blocks = blocks
 	sb.Devices[0].Groups = layout.GroupsIn(blocks, sb.InodesPerGroup)
 	if err := fs.makeGroups(old, sb.Devices[0]); err != nil {
-		return 0, fmt.Errorf("grow NVFS: %w", err)
+		return 0, err
 	}
 	if err := fs.commitGrowth(old, &sb); err != nil {
-		return 0, fmt.Errorf("grow NVFS: %w", err)
+		return 0, err
 	}
 	return blocks * layout.BlockSize, nil
 }
 
 // makeGroups writes the metadata of groups that the old device had not.
 func (fs *FS) makeGroups(old, now layout.Device) error {
+	if old.Groups == now.Groups {
+		return nil
+	}
 	p := fs.internal.p
 	for g := old.Groups; g < now.Groups; g++ {
 		layout.WriteGroup(p, fs.seed, uint64(now.FirstGroup+g), uint32(layout.GroupLen(now.Blocks, g)), fs.sb.InodesPerGroup)
@@ -66,22 +78,20 @@ func (fs *FS) commitGrowth(old layout.Device, sb *layout.Superblock) error {
 
 	g := fs.group(uint64(old.FirstGroup + old.Groups - 1))
 	before := g.blocks.Load()
-	after := before
-	if b := uint32(layout.GroupLen(now.Blocks, old.Groups-1)); b > before {
-		after = b
+	after := max(before, uint32(layout.GroupLen(now.Blocks, old.Groups-1)))
+	if after > before {
 		d := layout.GroupDesc(w.stage(g.start<<layout.BlockShift, layout.GroupDescSize, g.start, sealWhole))
 		d.SetBlocks(after)
 		w.tx.frees = append(w.tx.frees, span{g.start + uint64(before), uint64(after - before)})
 	}
-	newLimit := now.Base + now.Blocks
-	fs.verified.init(newLimit)
+	fs.verified.init(now.Base + now.Blocks)
+	g.blocks.Store(after) // before others can allocate there
 	if err := w.commit(); err != nil {
+		g.blocks.Store(before)
 		return err
 	}
-	g.blocks.Store(after)
 	fs.totalBlocks.Add(int64(after - before))
 	fs.publishGroups(now, old.Groups)
-	fs.limit.Store(newLimit)
 	fs.sb.Devices[0] = now
 	return nil
 }

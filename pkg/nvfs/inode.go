@@ -42,8 +42,8 @@ func (fs *FS) inode(ino uint64) (layout.Inode, error) {
 	off := layout.InodeOffset(ino, fs.sb.InodesPerGroup)
 	n := layout.Inode(fs.mem[off : off+layout.InodeSize : off+layout.InodeSize])
 	if layout.Verify(fs.seed, ino, n) {
-		if int(n.XattrInline()) > layout.InodeBodySize {
-			return nil, fs.damaged(false, "inode %d: inline attributes exceed the inode", ino)
+		if !soundBody(n) {
+			return nil, fs.damaged(false, "inode %d: what it says of its body cannot be", ino)
 		}
 		return n, nil
 	}
@@ -51,6 +51,21 @@ func (fs *FS) inode(ino uint64) (layout.Inode, error) {
 		return nil, errStale // never used
 	}
 	return nil, fs.damaged(false, "inode %d: checksum is wrong", ino)
+}
+
+// soundBody reports whether the body is in a format that the type has, within
+// its bounds.
+func soundBody(n layout.Inode) bool {
+	if n.XattrInline() > layout.InodeBodySize-8 {
+		return false
+	}
+	switch n.Mode() & unix.S_IFMT {
+	case unix.S_IFDIR:
+		return n.Format() == layout.FormatDir
+	case unix.S_IFREG, unix.S_IFLNK:
+		return n.Format() == layout.FormatExtents || n.Format() == layout.FormatInline && n.Size() <= uint64(n.BodyRoom())
+	}
+	return n.Format() == layout.FormatNone
 }
 
 // stageInode returns the private copy of the inode that id names.

@@ -61,6 +61,9 @@ func (w *Worker) find(parent NodeID, name []byte, pin bool) (uint64, uint8, erro
 	case bytes.Equal(name, dotName):
 		ino, typ = parent.Ino(), unix.S_IFDIR>>12
 	case bytes.Equal(name, dotDotName):
+		if n.Nlink() == 0 {
+			return 0, 0, errNotExist // removed, and what was above it may be gone too
+		}
 		ino, typ = n.Parent(), unix.S_IFDIR>>12
 	default:
 		if ino, typ, err = w.dirFind(parent.Ino(), n, name); err != nil {
@@ -88,7 +91,7 @@ func (w *Worker) Lookup(parent NodeID, name []byte, a *Attr) error {
 		return err
 	}
 	if err := w.attrOf(ino, a); err != nil {
-		w.Forget(makeNodeID(ino, 0), 1)
+		w.forget(ino, 1)
 		return err
 	}
 	return nil
@@ -122,9 +125,18 @@ func (w *Worker) LookupID(id NodeID, a *Attr) error {
 }
 
 // Forget takes n lookups back. An inode without names and lookups is freed.
+// An id that names no inode any more is ignored.
 func (w *Worker) Forget(id NodeID, n uint64) {
-	ino := id.Ino()
-	if w.fs.validIno(ino) != nil || w.fs.lookups.sub(ino, n) > 0 {
+	w.rlock(id.Ino())
+	_, err := w.fs.inodeAt(id)
+	w.unlock()
+	if err == nil {
+		w.forget(id.Ino(), n)
+	}
+}
+
+func (w *Worker) forget(ino, n uint64) {
+	if w.fs.lookups.sub(ino, n) > 0 {
 		return
 	}
 	w.rlock(ino)

@@ -114,6 +114,9 @@ func (w *Worker) notBelow(ino, top uint64) error {
 		}
 		w.rlock(ino)
 		n, err := w.fs.inode(ino)
+		if err == nil && (!isDir(n) || n.Nlink() == 0) {
+			err = errNotExist // removed meanwhile
+		}
 		if err == nil {
 			ino = n.Parent()
 		}
@@ -174,15 +177,16 @@ func (w *Worker) renameLocked(r *renameArgs) (again, free bool, err error) {
 // stillNamed reports whether both names refer to what they did before the
 // locks were taken.
 func (w *Worker) stillNamed(r *renameArgs, from, to layout.Inode) (bool, error) {
-	src, _, err := w.dirFind(r.fromDir.Ino(), from, r.fromName)
+	src, srcType, err := w.dirFind(r.fromDir.Ino(), from, r.fromName)
 	if err != nil {
 		return false, err
 	}
-	dst, _, err := w.dirFind(r.toDir.Ino(), to, r.toName)
+	dst, dstType, err := w.dirFind(r.toDir.Ino(), to, r.toName)
 	if err == errNotExist {
-		dst, err = 0, nil
+		dst, dstType, err = 0, 0, nil
 	}
-	return src == r.src && dst == r.dst, err
+	same := src == r.src && srcType == r.srcType && dst == r.dst && dstType == r.dstType
+	return same, err
 }
 
 // exchangeNames swaps what two names refer to.

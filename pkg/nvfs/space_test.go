@@ -60,6 +60,7 @@ type recorder struct {
 	faults     []string // broken rules
 	fences     int      // since the last checkpoint
 	atFence    func(n int)
+	quiet      bool // only what was touched is recorded
 }
 
 func newRecorder(size uint64) *recorder {
@@ -158,11 +159,12 @@ func (r *recorder) load(img image) {
 	}
 }
 
-// sameBase lets r load images of o.
-func (r *recorder) sameBase(o *recorder) {
-	copy(r.mem, o.pristine)
-	r.pristine = o.pristine
-	r.restarted()
+// sibling is another recorder, that images of r can be loaded into.
+func (r *recorder) sibling(quiet bool) *recorder {
+	o := newRecorder(r.Size())
+	copy(o.mem, r.pristine)
+	o.pristine, o.quiet = r.pristine, quiet
+	return o
 }
 
 // settled returns the rules that were broken, and those that are broken if
@@ -199,7 +201,7 @@ type pendingWord struct {
 
 // touch notes the words of [off, off+n) before they change. r.mu is held.
 func (p *recPersister) touch(off, n uint64, flushed bool) {
-	for u := off &^ 7; u < off+n; u += 8 {
+	for u := off &^ 7; u < off+n && !p.r.quiet; u += 8 {
 		p.pending = append(p.pending, pendingWord{u, binary.LittleEndian.Uint64(p.r.mem[u:]), flushed})
 	}
 	for page := off / pageSize; page <= (off+n-1)/pageSize; page++ {
@@ -215,7 +217,9 @@ func (p *recPersister) Store64(off, v uint64) {
 	p.r.mu.Lock()
 	defer p.r.mu.Unlock()
 	p.touch(off, 8, false)
-	p.dirty[off/lineSize] = true
+	if !p.r.quiet {
+		p.dirty[off/lineSize] = true
+	}
 	memPersister{p.r.mem}.Store64(off, v)
 }
 
@@ -244,6 +248,9 @@ func (p *recPersister) Zero(off, n uint64) {
 func (p *recPersister) Flush(off, n uint64) {
 	p.r.mu.Lock()
 	defer p.r.mu.Unlock()
+	if p.r.quiet {
+		return
+	}
 	for line := off / lineSize; line <= (off+n-1)/lineSize; line++ {
 		if p.flushed[line] {
 			p.fault("line %#x flushed twice before a fence", line*lineSize)
@@ -262,6 +269,9 @@ func (p *recPersister) Flush(off, n uint64) {
 func (p *recPersister) Fence() error {
 	p.r.mu.Lock()
 	defer p.r.mu.Unlock()
+	if p.r.quiet {
+		return nil
+	}
 	if len(p.pending) == 0 {
 		p.fault("fence with nothing pending")
 	}

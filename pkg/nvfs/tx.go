@@ -44,7 +44,8 @@ type tx struct {
 	dirty     bool     // data was stored and awaits a fence
 	more      bool     // further records of the same request follow
 	result    layout.RequestTuple
-	groups    []*group // locked by commit
+	groups    []*group // to be locked by commit, in ascending order
+	locked    int      // of these, how many are
 	committed bool
 }
 
@@ -224,12 +225,7 @@ func (w *Worker) rollback() {
 			_ = w.fs.damaged(true, "data could not be made durable: %v", err)
 		}
 	}
-	if len(t.groups) > 0 { // a panic inside commit
-		for _, g := range t.groups {
-			g.mu.Unlock()
-		}
-		t.groups = t.groups[:0]
-	}
+	t.unlockGroups()
 	for _, s := range t.taken {
 		g := w.fs.group(layout.GroupOf(s.start))
 		g.mu.Lock()
@@ -241,6 +237,13 @@ func (w *Worker) rollback() {
 		w.fs.giveBackInode(ino)
 	}
 	w.reset()
+}
+
+// unlockGroups releases what stageBitmaps locked.
+func (t *tx) unlockGroups() {
+	for ; t.locked > 0; t.locked-- {
+		t.groups[t.locked-1].mu.Unlock()
+	}
 }
 
 func (w *Worker) reset() {
@@ -343,13 +346,10 @@ func (w *Worker) stageBitmaps() error {
 			t.groups[j], t.groups[j-1] = t.groups[j-1], t.groups[j]
 		}
 	}
-	for i, g := range t.groups {
+	for _, g := range t.groups {
 		g.mu.Lock()
+		t.locked++
 		if !fs.loadGroup(g) {
-			for _, l := range t.groups[:i+1] {
-				l.mu.Unlock()
-			}
-			t.groups = t.groups[:0]
 			return errIO
 		}
 	}
@@ -593,10 +593,7 @@ func (w *Worker) settle() {
 	for _, ino := range t.adopted {
 		fs.group(layout.InodeGroup(ino, perGroup)).orphans--
 	}
-	for i := len(t.groups) - 1; i >= 0; i-- {
-		t.groups[i].mu.Unlock()
-	}
-	t.groups = t.groups[:0]
+	t.unlockGroups()
 	fs.unreserveBlocks(freed)
 	fs.freeInodes.Add(int64(len(t.oldInodes)))
 	w.reset()

@@ -125,9 +125,6 @@ func (w *Worker) SetXattr(id NodeID, name, value []byte, flags uint32) error {
 // RemoveXattr removes an attribute.
 func (w *Worker) RemoveXattr(id NodeID, name []byte) error {
 	return w.changeXattr(id, func(n layout.Inode) error {
-		if err := w.reserve(layout.MaxXattrSet/layout.XattrPayload+1, true); err != nil {
-			return err
-		}
 		return w.replaceXattr(id.Ino(), n, name, nil, XattrReplace)
 	})
 }
@@ -195,10 +192,11 @@ func (w *Worker) replaceXattr(ino uint64, n layout.Inode, name, value []byte, fl
 			n.SetFlags(n.Flags() | flagCapability)
 		}
 	}
+	shrinks := len(w.xnew) <= len(set)
 	if err := w.dropXattrs(ino, n); err != nil {
 		return err
 	}
-	return w.storeXattrs(ino, n, w.xnew)
+	return w.storeXattrs(ino, n, w.xnew, shrinks)
 }
 
 // dropXattrs stages the removal of the whole set.
@@ -239,7 +237,8 @@ func bodyUsed(n layout.Inode) int {
 }
 
 // storeXattrs stages a set for an inode that has none: inline where it fits.
-func (w *Worker) storeXattrs(ino uint64, n layout.Inode, set []byte) error {
+// A set that replaces a larger one may use the volume's last blocks.
+func (w *Worker) storeXattrs(ino uint64, n layout.Inode, set []byte, privileged bool) error {
 	if len(set) == 0 {
 		return nil
 	}
@@ -249,13 +248,16 @@ func (w *Worker) storeXattrs(ino uint64, n layout.Inode, set []byte) error {
 		return nil
 	}
 	blocks := (len(set) + layout.XattrPayload - 1) / layout.XattrPayload
+	if err := w.reserve(w.tx.reserve+uint64(blocks), privileged); err != nil {
+		return err
+	}
 	var next uint64
 	for i := blocks - 1; i >= 0; i-- { // from the end, so that each knows the next
 		block, b, err := w.newNode(layout.XattrMagic, ino, uint16(i))
 		if err != nil {
 			return err
 		}
-		part := set[i*layout.XattrPayload:min(len(set), (i+1)*layout.XattrPayload)]
+		part := set[i*layout.XattrPayload : min(len(set), (i+1)*layout.XattrPayload)]
 		copy(b.Payload(), part)
 		b.SetLength(uint32(len(part)))
 		b.SetNext(next)
@@ -274,9 +276,6 @@ func (w *Worker) stripCapability(n layout.Inode) error {
 	}
 	w.stripped = true
 	ino := w.inoOfStaged(n)
-	if err := w.reserve(layout.MaxXattrSet/layout.XattrPayload+1, true); err != nil {
-		return err
-	}
 	return w.replaceXattr(ino, n, capabilityName, nil, 0)
 }
 
@@ -446,5 +445,5 @@ func (w *Worker) inheritACL(parent uint64, p, n layout.Inode, umask uint32) erro
 	if isDir(n) {
 		own = layout.AppendXattr(own, aclDefaultName, def)
 	}
-	return w.storeXattrs(w.inoOfStaged(n), n, own)
+	return w.storeXattrs(w.inoOfStaged(n), n, own, false)
 }

@@ -114,10 +114,11 @@ func (p *cpuPersister) Flush(off, n uint64) {
 	if p.small.flush == nil {
 		return
 	}
-	for rest := uintptr(n); rest > 0; {
-		step := chunk(start, rest, maxLeaf)
-		p.small.flush(start, step)
-		start, rest = unsafe.Add(start, step), rest-step
+	for done := uintptr(0); done < uintptr(n); {
+		at := unsafe.Add(start, done)
+		step := chunk(at, uintptr(n)-done, maxLeaf)
+		p.small.flush(at, step)
+		done += step
 	}
 }
 
@@ -149,35 +150,36 @@ func (how *method) stream(dst, src unsafe.Pointer, n uintptr) {
 	}
 	if head > 0 {
 		how.storeCached(dst, src, head)
-		dst, src, n = unsafe.Add(dst, head), advance(src, head), n-head
 	}
-	for n >= lineSize {
-		step := min(n, maxLeaf) &^ (lineSize - 1)
+	tail := head + (n-head)&^(lineSize-1)
+	for done := head; done < tail; {
+		step := min(tail-done, maxLeaf)
 		if src == nil {
-			how.zeroLines(dst, step)
+			how.zeroLines(unsafe.Add(dst, done), step)
 		} else {
-			how.copyLines(dst, src, step)
+			how.copyLines(unsafe.Add(dst, done), unsafe.Add(src, done), step)
 		}
-		dst, src, n = unsafe.Add(dst, step), advance(src, step), n-step
+		done += step
 	}
-	if n > 0 {
-		how.storeCached(dst, src, n)
+	if tail < n {
+		how.storeCached(unsafe.Add(dst, tail), add(src, tail), n-tail)
 	}
 }
 
 // storeCached stores through the caches and flushes.
 func (how *method) storeCached(dst, src unsafe.Pointer, n uintptr) {
-	for n > 0 {
-		step := chunk(dst, n, flushChunk)
+	for done := uintptr(0); done < n; {
+		to := unsafe.Add(dst, done)
+		step := chunk(to, n-done, flushChunk)
 		if src == nil {
-			zeroPlain(dst, step)
+			zeroPlain(to, step)
 		} else {
-			copyPlain(dst, src, step)
+			copyPlain(to, unsafe.Add(src, done), step)
 		}
 		if how.flush != nil {
-			how.flush(dst, step)
+			how.flush(to, step)
 		}
-		dst, src, n = unsafe.Add(dst, step), advance(src, step), n-step
+		done += step
 	}
 }
 
@@ -187,7 +189,10 @@ func chunk(start unsafe.Pointer, rest, limit uintptr) uintptr {
 	return min(rest, limit-uintptr(start)%lineSize)
 }
 
-func advance(src unsafe.Pointer, n uintptr) unsafe.Pointer {
+// add is unsafe.Add that leaves nil as it is. The result must lie inside the
+// source: a pointer to its end may be one to something else, or to nothing that
+// the garbage collector knows.
+func add(src unsafe.Pointer, n uintptr) unsafe.Pointer {
 	if src == nil {
 		return nil
 	}

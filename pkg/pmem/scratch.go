@@ -181,10 +181,12 @@ func temporaryFile(dir string, size uint64) (*os.File, error) {
 // that no measurement pays for a page fault or dies of a full filesystem.
 func (s *Scratch) prepare(f *os.File) error {
 	mem := s.m.mem[s.area.start:s.area.end]
-	if err := bindMemory(mem, s.node); err != nil {
-		return err
-	}
 	kind := s.m.backing.Kind
+	if kind == KindTmpfs || kind == KindFile { // the others are where they are
+		if err := bindMemory(mem, s.node); err != nil {
+			return err
+		}
+	}
 	if kind != KindDevDax && kind != KindBlock {
 		if err := unix.Fallocate(int(f.Fd()), 0, int64(s.area.start), int64(len(mem))); err != nil && err != unix.EOPNOTSUPP {
 			return fmt.Errorf("%w: allocate %d bytes beside %s: %w", ErrNoScratch, len(mem), s.m.backing.Path, err)

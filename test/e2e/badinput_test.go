@@ -109,7 +109,7 @@ func TestForeignContentIsKept(t *testing.T) {
 		word string
 	}{
 		{"ext4", program("mkfs.ext4", "-q", "-F"), "ext4"},
-		{"xfs", program("mkfs.xfs", "-q", "-f"), "XFS"},
+		{"xfs", program("mkfs.xfs", "-q", "-f"), "xfs"},
 		{"swap", program("mkswap"), "swap"},
 		{"LVM", write(512, "LABELONE\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x20\x00\x00\x00LVM2 001"), "LVM"},
 		{"unknown data", write(5<<20, "something that matters to somebody"), "unknown data"},
@@ -117,7 +117,7 @@ func TestForeignContentIsKept(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			dir := memoryDir(t)
-			device := sparse(t, filepath.Join(dir, "pmem"), 512<<20)
+			device := sparse(t, filepath.Join(dir, "pmem"), 320<<20) // xfs needs 300 MiB
 			mnt := filepath.Join(dir, "mnt")
 			if err := os.Mkdir(mnt, 0o700); err != nil {
 				t.Fatal(err)
@@ -156,7 +156,7 @@ func TestVolumeInUse(t *testing.T) {
 	wantError(t, nvfs(t, "mkfs", "--force", v.device), 1, "in use", "unmount")
 	wantError(t, nvfs(t, "fsck", "-n", v.device), 8, "in use", "unmount")
 	wantError(t, nvfs(t, "mount", "-o", "emulated", v.device, second), 1, "in use")
-	wantError(t, nvfs(t, "mount", "-o", "emulated", v.device, v.mnt), 1)
+	wantError(t, nvfs(t, "mount", "-o", "emulated", v.device, v.mnt), 1, "mounted at", "unmount")
 	if got := mountsBelow(t, filepath.Dir(v.mnt)); len(got) != 1 {
 		t.Errorf("mounts: %v, want only %s", got, v.mnt)
 	}

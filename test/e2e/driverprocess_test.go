@@ -12,6 +12,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -33,12 +34,19 @@ type nodeDriver struct {
 func (d *nodeDriver) endpoint() string { return "unix://" + filepath.Join(d.dir, "csi.sock") }
 func (d *nodeDriver) runDir() string   { return filepath.Join(d.dir, "run") }
 
-// newDriver starts a driver that ends with the test.
+// newDriver starts a driver on regions of common alignment that ends with the
+// test.
 func newDriver(t *testing.T) *nodeDriver {
+	t.Helper()
+	return newAlignedDriver(t, "16Mi")
+}
+
+func newAlignedDriver(t *testing.T, align string) *nodeDriver {
 	t.Helper()
 	d := &nodeDriver{dir: memoryDir(t)}
 	for numa := range 2 {
-		d.regions = append(d.regions, fmt.Sprintf("dir=%s,numa=%d,size=2Gi", filepath.Join(d.dir, fmt.Sprintf("region%d", numa)), numa))
+		dir := filepath.Join(d.dir, fmt.Sprintf("region%d", numa))
+		d.regions = append(d.regions, fmt.Sprintf("dir=%s,numa=%d,size=2Gi,align=%s", dir, numa, align))
 	}
 	d.start(t)
 	t.Cleanup(func() { d.stop(t, syscall.SIGTERM) })
@@ -67,7 +75,9 @@ func (d *nodeDriver) start(t *testing.T) {
 		close(d.exited)
 	}()
 	d.conn, err = grpc.NewClient(d.endpoint(), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{
+			BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, MaxDelay: 500 * time.Millisecond}}))
 	if err != nil {
 		t.Fatal(err)
 	}

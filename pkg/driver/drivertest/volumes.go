@@ -21,6 +21,7 @@ type Volumes struct {
 	zeroE    []error
 	zeroFrom []uint64
 	gate     chan struct{}
+	entered  chan struct{}
 	step     uint64
 	steps    int
 }
@@ -47,6 +48,11 @@ func (v *Volumes) Probe(ctx context.Context, path string) (driver.Found, error) 
 
 // Format implements driver.VolumeFormatter.
 func (v *Volumes) Format(ctx context.Context, path string, options driver.FormatOptions) error {
+	if entered := v.takeEntered(); entered != nil {
+		close(entered)
+		<-ctx.Done()
+		return ctx.Err()
+	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if len(v.formatE) > 0 {
@@ -111,6 +117,23 @@ func (v *Volumes) FailFormat(err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.formatE = append(v.formatE, err)
+}
+
+// HoldFormat lets the next Format wait until its context ends. The channel is
+// closed when it has begun.
+func (v *Volumes) HoldFormat() (entered <-chan struct{}) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.entered = make(chan struct{})
+	return v.entered
+}
+
+func (v *Volumes) takeEntered() chan struct{} {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	entered := v.entered
+	v.entered = nil
+	return entered
 }
 
 // FailZero lets the next Zero fail at its end.

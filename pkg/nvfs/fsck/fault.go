@@ -25,6 +25,13 @@ func guard(f func()) (caught *fault) {
 	return nil
 }
 
+// internalError is a panic that is no fault of the medium.
+type internalError struct{ *fault }
+
+func (e *internalError) Error() string {
+	return fmt.Sprintf("internal error: %v\n%s", e.value, e.stack)
+}
+
 // faulted turns a fault of the medium into a problem. Any other panic is a
 // defect of this package and ends the check with an error.
 func (w *worker) faulted(f *fault) error {
@@ -33,7 +40,7 @@ func (w *worker) faulted(f *fault) error {
 		Addr() uintptr
 	})
 	if !ok {
-		return fmt.Errorf("internal error: %v\n%s", f.value, f.stack)
+		return &internalError{f}
 	}
 	p := Problem{Code: Unreadable}
 	if w.group != nil {

@@ -64,9 +64,21 @@ type dirName struct {
 
 const testPerGroup = 1024
 
+// zeroMemory is fresh memory until the test ends: an image is large and almost
+// all of it is never touched.
+func zeroMemory(t testing.TB, size uint64) []byte {
+	t.Helper()
+	b, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(b) })
+	return b
+}
+
 func newImage(t testing.TB, blocks uint64) *image {
 	t.Helper()
-	im := &image{mem: make([]byte, blocks*layout.BlockSize), fanout: layout.NodeExtents, inLeaf: 1 << 10, nodes: map[uint64]*file{}}
+	im := &image{mem: zeroMemory(t, blocks*layout.BlockSize), fanout: layout.NodeExtents, inLeaf: 1 << 10, nodes: map[uint64]*file{}}
 	im.sb = &layout.Superblock{UUID: [16]byte{0xaa, 0xbb}, Label: "test", HashKey: [16]byte{1, 2, 3}, InodesPerGroup: testPerGroup,
 		Slots: 4, Reserved: 10,
 		Devices: []layout.Device{{Blocks: blocks, Groups: layout.GroupsIn(blocks, testPerGroup)}}}
@@ -106,6 +118,17 @@ func (im *image) allocNode(group int) uint64 {
 
 func (im *image) key(name string) uint64 {
 	return layout.KeyOf(siphash.Hash(binary.LittleEndian.Uint64(im.sb.HashKey[:]), binary.LittleEndian.Uint64(im.sb.HashKey[8:]), []byte(name)))
+}
+
+// namesWithPrefix finds n names whose keys share their first bits.
+func (im *image) namesWithPrefix(bits, n int) []string {
+	var list []string
+	for i := 0; len(list) < n; i++ {
+		if name := fmt.Sprintf("f%d", i); im.key(name)>>(layout.KeyBits-bits) == 0x1234>>(16-bits) {
+			list = append(list, name)
+		}
+	}
+	return list
 }
 
 func (im *image) link(dir *file, name string, f *file) {
@@ -438,7 +461,7 @@ type populated struct {
 // populate makes an image with every structure of the format.
 func populate(t testing.TB, write bool) *populated {
 	t.Helper()
-	im := newImage(t, 2*layout.GroupBlocks) // two groups, the second smaller
+	im := newImage(t, layout.HeaderBlocks+1+layout.GroupBlocks+9000) // two groups, the second smaller
 	im.fanout, im.inLeaf = 3, 6
 	p := &populated{image: im}
 	root := im.root()
@@ -484,10 +507,10 @@ func populate(t testing.TB, write bool) *populated {
 		im.link(p.wide, fmt.Sprintf("file %d %0*d", i, i%200+1, i), f)
 	}
 	p.deep = im.mkdir(root, "deep")
-	for i := range 40 { // keys that share 24 bits: not their names' own, so an index of level 3
-		f := im.newFile(1, unix.S_IFREG)
-		im.link(p.deep, fmt.Sprintf("f%d", i), f)
+	for _, name := range im.namesWithPrefix(16, 9) {
+		im.link(p.deep, name, im.newFile(1, unix.S_IFREG))
 	}
+	p.deep.names[3].key |= 5 // as if names of the same hash were there before it
 	d := root
 	for i := range 5 {
 		d = im.mkdir(d, fmt.Sprintf("level %d", i))

@@ -43,16 +43,13 @@ func (c *checker) unretired() []layout.Record {
 	var list []layout.Record
 	for i := range int(c.sb.Slots) {
 		r := layout.Record(c.slotBytes(i))
-		if !r.Valid(c.seed) {
-			continue
-		}
 		retired, ok := r.Retired(c.seed)
 		if !ok {
 			c.found.add(Problem{Code: JournalRetire, Block: layout.SlotOffset(i) / blockSize},
-				"slot %d: the retire word is damaged, so it is unknown whether record %d has to be replayed", i, r.Seq())
+				"slot %d: the retire word is damaged, so it is unknown whether its record has to be replayed", i)
 			continue
 		}
-		if retired < r.Seq() {
+		if r.Valid(c.seed) && retired < r.Seq() {
 			list = append(list, r)
 		}
 	}

@@ -12,13 +12,26 @@ func (w *worker) checkXattrs(n layout.Inode) {
 	if inline > 0 && block != 0 {
 		w.problem(XattrSet, "it has attributes both inline and in block %d", block)
 	}
-	if inline > 0 {
-		w.checkSet(n.XattrBody())
-	}
+	set := n.XattrBody()
 	if block != 0 {
-		if set := w.gatherSet(block); set != nil {
-			w.checkSet(set)
+		if set = w.gatherSet(block); set == nil {
+			return
 		}
+	}
+	if w.checkSet(set) {
+		w.checkCapability(n, set)
+	}
+}
+
+// flagCapability is the bit of the inode's flags that says that the set has
+// the attribute capabilityName.
+const flagCapability = 1
+
+var capabilityName = []byte("security.capability")
+
+func (w *worker) checkCapability(n layout.Inode, set []byte) {
+	if marked := n.Flags()&flagCapability != 0; marked != nameBefore(set, len(set), capabilityName) {
+		w.problem(XattrSet, "whether it has file capabilities is flagged as %v, which is wrong", marked)
 	}
 }
 
@@ -55,17 +68,18 @@ func (w *worker) gatherSet(block uint64) []byte {
 // worth its cost.
 const fewNames = 32
 
-func (w *worker) checkSet(set []byte) {
+// checkSet checks the entries of a set and reports whether they are whole.
+func (w *worker) checkSet(set []byte) bool {
 	if len(set) > layout.MaxXattrSet {
 		w.problem(XattrSet, "its attributes have %d bytes", len(set))
-		return
+		return false
 	}
 	var many map[string]bool
 	count := 0
 	for x := layout.XattrEntry(set); len(x) > 0; x = x.Next() {
 		if !x.Whole() {
 			w.problem(XattrSet, "the attribute %d bytes before the end of the set is malformed", len(x))
-			return
+			return false
 		}
 		if bytes.IndexByte(x.Name(), 0) >= 0 || len(x.Value()) > layout.MaxXattrLen {
 			w.problem(XattrSet, "attribute %q has an illegal name or %d bytes", x.Name(), len(x.Value()))
@@ -81,6 +95,7 @@ func (w *worker) checkSet(set []byte) {
 		}
 		count++
 	}
+	return true
 }
 
 // nameBefore reports whether the set has name before byte end.

@@ -220,7 +220,7 @@ func (d *demo) measure(ctx context.Context) error {
 	if err := table.Write(d.out); err != nil {
 		return err
 	}
-	d.say("(emulated memory, processes wherever the scheduler puts them; make bench also pins them)")
+	d.say("Emulated memory; mean latencies; processes run wherever the scheduler puts them.")
 	return nil
 }
 

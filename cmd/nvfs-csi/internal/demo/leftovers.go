@@ -92,7 +92,8 @@ func loopsBackedBy(dir string) ([]string, error) {
 }
 
 // volumeFiles lists the namespaces' files, the per-volume state, the control
-// sockets and whatever lies below the kubelet's staging and target paths.
+// sockets and whatever lies below the kubelet's staging and target paths. The
+// log of the serving process, and the empty file that it locked, are kept.
 func (l layout) volumeFiles() ([]string, error) {
 	var found []string
 	roots := []string{l.state(), l.run(), l.peer(), l.staging(), l.target()}
@@ -104,10 +105,14 @@ func (l layout) volumeFiles() ([]string, error) {
 			if os.IsNotExist(err) {
 				return nil
 			}
-			if err == nil && !d.IsDir() && strings.Contains(filepath.Base(name), volumeName) {
-				found = append(found, name)
+			if err != nil || d.IsDir() || !strings.Contains(filepath.Base(name), volumeName) {
+				return err
 			}
-			return err
+			if ext := filepath.Ext(name); root == l.run() && (ext == ".log" || ext == ".lock") {
+				return nil
+			}
+			found = append(found, name)
+			return nil
 		})
 		if err != nil {
 			return nil, err

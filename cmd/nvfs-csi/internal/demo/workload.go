@@ -19,15 +19,15 @@ type workload struct {
 // workloads are what databases and file servers do to a volume. All are
 // checked or sized so that the whole demo stays below two minutes.
 var workloads = []workload{
-	{"1 MiB sequential write, verified", bench.FioJob{
+	{"seq. write 1 MiB, verified", bench.FioJob{
 		Name: "seqwrite", RW: "write", BlockSize: 1 << 20, Size: 256 << 20, Direct: true, Verify: true, CPU: bench.AnyCPU}},
-	{"1 MiB sequential read", bench.FioJob{
+	{"seq. read 1 MiB", bench.FioJob{
 		Name: "seqread", RW: "read", BlockSize: 1 << 20, Size: 256 << 20, Direct: true, CPU: bench.AnyCPU}},
-	{"4 KiB random write, verified", bench.FioJob{
+	{"random write 4 KiB, verified", bench.FioJob{
 		Name: "randwrite", RW: "randwrite", BlockSize: 4096, Size: 64 << 20, Direct: true, Verify: true, CPU: bench.AnyCPU}},
-	{"4 KiB random read", bench.FioJob{
+	{"random read 4 KiB", bench.FioJob{
 		Name: "randread", RW: "randread", BlockSize: 4096, Size: 64 << 20, Direct: true, Runtime: 2 * time.Second, CPU: bench.AnyCPU}},
-	{"4 KiB synchronous append", bench.FioJob{
+	{"O_DSYNC append 4 KiB", bench.FioJob{
 		Name: "append", RW: "write", BlockSize: 4096, Size: 40 << 20, Sync: "dsync", CPU: bench.AnyCPU}},
 }
 
@@ -83,7 +83,7 @@ func runSide(ctx context.Context, dir string, job bench.FioJob) (bench.FioSide, 
 
 func comparisonTable(volume, numa, flush, peer string, rows []comparison) *bench.Table {
 	t := &bench.Table{
-		Header: []string{"volume", "NUMA node", "flush mode", "job", "nvfs", "mean latency", peer, "mean latency", "nvfs : " + peer},
+		Header: []string{"volume", "NUMA", "flush mode", "job", "nvfs", "latency", peer, "latency", "nvfs : " + peer},
 		Indent: indent,
 	}
 	for _, r := range rows {

@@ -1,0 +1,239 @@
+package mountd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs"
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/fusefs"
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
+)
+
+// helperEnv makes the test binary a serving process.
+const helperEnv = "MOUNTD_TEST_SERVE"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(helperEnv) == "" {
+		os.Exit(m.Run())
+	}
+	if err := serveHelper(); err != nil {
+		fmt.Fprintln(os.Stderr, "serve:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// serveHelper is what nvfs-csi serve does, for a volume without a medium.
+func serveHelper() error {
+	spec, err := SpecFromEnv()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer cancel()
+	return Serve(ctx, ServeOptions{
+		Spec: spec, Version: "test", StateDir: os.Args[len(os.Args)-3], FuseFD: childFuseFD, ReadyFD: childReadyFD, LockFD: childLockFD,
+		OpenVolume: openTestVolume,
+	})
+}
+
+// testVolume is a volume in memory. Its path names a file whose content says
+// how opening it goes; "clean" in it is what a real volume's clean mark is.
+type testVolume struct {
+	fusefs.Filesystem
+	space *pmem.Mapping
+	path  string
+	grown bool
+}
+
+func openTestVolume(spec Spec) (Volume, error) {
+	content, err := os.ReadFile(spec.Path)
+	if err != nil {
+		return nil, err
+	}
+	switch string(content) {
+	case "damaged":
+		return nil, errors.New("volume is damaged: both superblocks fail their checksum")
+	case "crash":
+		fmt.Fprintln(os.Stderr, "these are the last words")
+		os.Exit(7)
+	case "hang":
+		select {}
+	}
+	if err := os.WriteFile(spec.Path, []byte("dirty"), 0o600); err != nil {
+		return nil, err
+	}
+	space, err := pmem.NewMemory(16 << 20)
+	if err != nil {
+		return nil, err
+	}
+	return &testVolume{Filesystem: fusefs.NewNull(space), space: space, path: spec.Path}, nil
+}
+
+func (v *testVolume) NewWorker() (fusefs.Worker, error) {
+	w, err := v.Filesystem.NewWorker()
+	return faultyWorker{w}, err
+}
+
+func (v *testVolume) Close() error {
+	return errors.Join(v.space.Close(), os.WriteFile(v.path, []byte("clean"), 0o600))
+}
+func (v *testVolume) Grow() (uint64, error) {
+	if v.grown {
+		return 0, errors.New("the device has not grown")
+	}
+	v.grown = true
+	return v.SizeBytes(), nil
+}
+func (v *testVolume) Health() string { return "" }
+func (v *testVolume) Flush() string  { return "clwb (chosen for the test)" }
+func (v *testVolume) ReadOnly() bool { return false }
+func (v *testVolume) SizeBytes() uint64 {
+	if v.grown {
+		return 32 << 20
+	}
+	return 16 << 20
+}
+
+// faultyWorker panics when "poison" is looked up.
+type faultyWorker struct{ fusefs.Worker }
+
+func (w faultyWorker) Lookup(parent nvfs.NodeID, name []byte, a *nvfs.Attr) error {
+	if string(name) == "poison" {
+		panic("poisoned memory")
+	}
+	return w.Worker.Lookup(parent, name, a)
+}
+
+// node is a test's launcher, volume and mount point.
+type node struct {
+	t    *testing.T
+	l    *Launcher
+	spec Spec
+}
+
+func newNode(t *testing.T, content string) *node {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("this test mounts FUSE and must run as root")
+	}
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		t.Fatalf("this test mounts FUSE: %v", err)
+	}
+	t.Setenv(helperEnv, "1")
+	dir := t.TempDir()
+	n := &node{t: t}
+	n.l = NewLauncher(LauncherOptions{Executable: os.Args[0], StateDir: filepath.Join(dir, "state"), LogDir: filepath.Join(dir, "log")})
+	n.spec = Spec{VolumeID: "vol-1", Path: filepath.Join(dir, "medium"), Mountpoint: filepath.Join(dir, "mnt"), NUMANode: -1, Emulated: true, AllowOther: true}
+	must(t, os.WriteFile(n.spec.Path, []byte(content), 0o600))
+	must(t, os.Mkdir(n.spec.Mountpoint, 0o755))
+	t.Cleanup(n.cleanup)
+	return n
+}
+
+// cleanup takes off what a failed test has left, and fails a test that left
+// anything.
+func (n *node) cleanup() {
+	for range maxStacked {
+		mounted, err := fusefs.IsMountPoint(n.spec.Mountpoint)
+		must(n.t, err)
+		if !mounted {
+			break
+		}
+		n.t.Error("a mount was left behind")
+		must(n.t, fusefs.Detach(n.spec.Mountpoint))
+	}
+	if p := n.process(); p != nil {
+		n.t.Error("a process was left behind")
+		must(n.t, unix.Kill(p.pid, unix.SIGKILL))
+		p.Close()
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// within is a context that no step of a healthy test comes near to ending.
+func within(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func (n *node) mount() {
+	n.t.Helper()
+	must(n.t, n.l.Mount(within(n.t), n.spec))
+}
+
+func (n *node) unmount() {
+	n.t.Helper()
+	must(n.t, n.l.Unmount(within(n.t), n.spec.VolumeID, n.spec.Mountpoint))
+}
+
+// process is the serving process; nil when there is none.
+func (n *node) process() *process {
+	n.t.Helper()
+	probe, err := openProbe(n.l.opts.StateDir, n.spec.VolumeID)
+	must(n.t, err)
+	if probe == nil {
+		return nil
+	}
+	defer probe.Close()
+	p, err := probe.process()
+	must(n.t, err)
+	return p
+}
+
+// running is the serving process, which must be there.
+func (n *node) running() *process {
+	n.t.Helper()
+	p := n.process()
+	if p == nil {
+		n.t.Fatal("no process serves the volume")
+	}
+	n.t.Cleanup(func() { p.Close() })
+	return p
+}
+
+func (n *node) checkMounted(want bool) {
+	n.t.Helper()
+	mounted, err := fusefs.IsMountPoint(n.spec.Mountpoint)
+	must(n.t, err)
+	if mounted != want {
+		n.t.Errorf("mounted: %v, want %v", mounted, want)
+	}
+}
+
+func (n *node) checkMedium(want string) {
+	n.t.Helper()
+	b, err := os.ReadFile(n.spec.Path)
+	must(n.t, err)
+	if string(b) != want {
+		n.t.Errorf("the medium is %q, want %q", b, want)
+	}
+}
+
+func checkError(t *testing.T, err error, want ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, w := range want {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("error %q does not say %q", err, w)
+		}
+	}
+}

@@ -1,0 +1,119 @@
+package mountd
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestStateName(t *testing.T) {
+	for _, id := range []string{"vol-1", "pvc-0a1b.2", "A_b"} {
+		if got := stateName(id); got != id {
+			t.Errorf("%s becomes %s", id, got)
+		}
+	}
+	seen := map[string]string{}
+	for _, id := range []string{"../evil", "a/b", ".", "..", ".hidden", strings.Repeat("n", 41), "with space", "+plus"} {
+		got := stateName(id)
+		if strings.ContainsAny(got, "/ ") || !strings.HasPrefix(got, "+") || len(got) > 40 {
+			t.Errorf("%s becomes %s", id, got)
+		}
+		if other, ok := seen[got]; ok {
+			t.Errorf("%s and %s share %s", id, other, got)
+		}
+		seen[got] = id
+	}
+}
+
+func TestSocketPath(t *testing.T) {
+	if p, err := socketPath(DefaultStateDir, strings.Repeat("n", 200)); err != nil || len(p) > maxSocketPath {
+		t.Errorf("%s, %v", p, err)
+	}
+	_, err := socketPath("/"+strings.Repeat("d", 100), "vol-1")
+	checkError(t, err, "shorter state directory")
+}
+
+func TestMakeStateDir(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	must(t, makeStateDir(dir))
+	must(t, makeStateDir(dir))
+	must(t, os.Chmod(dir, 0o755))
+	checkError(t, makeStateDir(dir), "0700", "chmod")
+}
+
+func TestLock(t *testing.T) {
+	dir := t.TempDir()
+	if p, err := openProbe(dir, "vol-1"); p != nil || err != nil {
+		t.Errorf("probe of a volume that was never served: %v, %v", p, err)
+	}
+	lock, err := takeLock(dir, "vol-1")
+	must(t, err)
+	probe, err := openProbe(dir, "vol-1")
+	must(t, err)
+	defer probe.Close()
+	check := func(wantLocked bool, wantPID int) {
+		t.Helper()
+		locked, err := probe.locked()
+		if err != nil || locked != wantLocked {
+			t.Errorf("locked %v, %v", locked, err)
+		}
+		p, err := probe.process()
+		must(t, err)
+		var pid int
+		if p != nil {
+			pid = p.pid
+			p.Close()
+		}
+		if pid != wantPID {
+			t.Errorf("process %d, want %d", pid, wantPID)
+		}
+	}
+	check(true, 0)
+	must(t, writePID(lock, os.Getpid()))
+	check(true, os.Getpid())
+	if _, err := takeLock(dir, "vol-1"); !errors.Is(err, ErrInUse) {
+		t.Errorf("second lock: %v", err)
+	}
+	other, err := takeLock(dir, "vol-2")
+	must(t, err)
+	must(t, other.Close())
+	must(t, lock.Close())
+	check(false, 0) // the PID in the file means nothing any more
+	lock, err = takeLock(dir, "vol-1")
+	must(t, err)
+	check(true, 0)
+	must(t, lock.Close())
+}
+
+func TestParseCPUList(t *testing.T) {
+	for s, want := range map[string][]int{
+		"":          nil,
+		"0":         {0},
+		"0-3,8":     {0, 1, 2, 3, 8},
+		"1,3-4,7-7": {1, 3, 4, 7},
+	} {
+		if got, err := parseCPUList(s); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%q: %v, %v", s, got, err)
+		}
+	}
+	for _, s := range []string{"a", "1-", "-1", "1-x", "99999999"} {
+		if got, err := parseCPUList(s); err == nil {
+			t.Errorf("%q: %v", s, got)
+		}
+	}
+}
+
+func TestNodeCPUs(t *testing.T) {
+	sysfs := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(sysfs, "node1"), 0o755))
+	must(t, os.WriteFile(filepath.Join(sysfs, "node1", "cpulist"), []byte("4-5\n"), 0o644))
+	if cpus, err := nodeCPUs(sysfs, 1); err != nil || !reflect.DeepEqual(cpus, []int{4, 5}) {
+		t.Errorf("%v, %v", cpus, err)
+	}
+	if cpus, err := nodeCPUs(sysfs, 2); err != nil || cpus != nil {
+		t.Errorf("a node that does not exist: %v, %v", cpus, err)
+	}
+}

@@ -1,0 +1,845 @@
+package nvfs_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs"
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/mkfs"
+)
+
+// choices turns bytes into decisions.
+type choices struct {
+	data []byte
+	pos  int
+}
+
+func (c *choices) done() bool { return c.pos >= len(c.data) }
+
+func (c *choices) byte() byte {
+	if c.done() {
+		return 0
+	}
+	c.pos++
+	return c.data[c.pos-1]
+}
+
+func (c *choices) upTo(n int) int { return int(uint32(c.byte())|uint32(c.byte())<<8) % n }
+
+func pick[T any](c *choices, from ...T) T { return from[int(c.byte())%len(from)] }
+
+var (
+	longName = strings.Repeat("n", 255)
+	names    = []string{"a", "b", "c", "d", "e", "f", "g", "h", longName, "longer-name.txt", "x", "y"}
+	attrs    = []string{"user.a", "user.b", "user.c", "trusted.overlay.opaque", capability, "user." + strings.Repeat("k", 200)}
+)
+
+// offset is a position or size near one of the engine's limits.
+func (c *choices) offset() uint64 {
+	base := pick[uint64](c, 0, 0, 0, 352, 352, 4096, 4096, 8192, 8192, 12288, 40960, 65536, 131072, 262144,
+		512<<10, 512<<10, 1<<20, 2<<20, 2<<20, 1<<33, 1<<40)
+	return base + pick[uint64](c, 0, 0, 0, 0, 1, 7, 8, 64, 100, 4095) - min(base, pick[uint64](c, 0, 0, 0, 1, 8, 100, 4096))
+}
+
+func (c *choices) length() int {
+	return pick(c, 1, 1, 7, 8, 63, 64, 65, 100, 300, 352, 353, 1000, 4000, 4096, 4096, 4097, 8192, 10000, 20000, 100_000, 512<<10, 600_000, 1_200_000)
+}
+
+// session runs operations on the engine and on the model and compares.
+type session struct {
+	clock  testClock
+	m      *mounted
+	model  *model
+	known  []*mnode // inodes with an id, freed ones for a while too
+	ids    map[nvfs.NodeID]*mnode
+	empty  nvfs.StatFS // of the fresh volume
+	c      choices
+	log    []string
+	tight  bool // the volume may run full
+	filler []byte
+}
+
+func newSession(m *mounted, s *session) *session {
+	s.m = m
+	s.model = newModel(s.clock.now())
+	var a nvfs.Attr
+	if err := m.GetAttr(nvfs.RootID, &a); err != nil {
+		panic(err)
+	}
+	r := s.model.root
+	r.atime, r.mtime, r.ctime, r.btime = a.Atime, a.Mtime, a.Ctime, a.Btime
+	s.known = []*mnode{r}
+	s.ids = map[nvfs.NodeID]*mnode{r.id: r}
+	s.empty = m.totals()
+	s.filler = make([]byte, 2<<20)
+	return s
+}
+
+func (s *session) logf(format string, args ...any) {
+	s.log = append(s.log, fmt.Sprintf(format, args...))
+}
+
+func (s *session) tail() string {
+	return strings.Join(s.log[max(0, len(s.log)-40):], "\n")
+}
+
+// pattern is data that differs from call to call.
+func (s *session) pattern(n int) []byte {
+	p := s.filler[:n]
+	seed := byte(len(s.log)*31 + 1)
+	for i := range p {
+		p[i] = seed + byte(i*7) + byte(i>>8)
+	}
+	return p
+}
+
+func (s *session) anyNode() *mnode { return s.known[s.c.upTo(len(s.known))] }
+
+// node chooses one that satisfies want, if one is met soon.
+func (s *session) node(want func(*mnode) bool) *mnode {
+	start := s.c.upTo(len(s.known))
+	for i := range s.known {
+		if n := s.known[(start+i)%len(s.known)]; want(n) && !n.freed {
+			return n
+		}
+	}
+	return s.known[start]
+}
+
+func (s *session) dir() *mnode {
+	if s.c.byte() < 4 {
+		return s.anyNode()
+	}
+	return s.node((*mnode).isDir)
+}
+
+func (s *session) file() *mnode {
+	if s.c.byte() < 4 {
+		return s.anyNode()
+	}
+	return s.node((*mnode).regular)
+}
+
+func (s *session) name() string {
+	if s.c.byte() < 3 {
+		return pick(&s.c, "", ".", "..", "a/b", "a\x00", longName+"n")
+	}
+	return pick(&s.c, names...)
+}
+
+// learn notes an inode that a reply named.
+func (s *session) learn(n *mnode, a *nvfs.Attr) error {
+	if n.id == 0 {
+		if o := s.ids[a.ID]; o != nil {
+			return fmt.Errorf("id %#x of a new inode was used before", a.ID)
+		}
+		n.id = a.ID
+		s.ids[n.id] = n
+		s.known = append(s.known, n)
+	}
+	return s.compare(n, a)
+}
+
+// compare checks attributes.
+func (s *session) compare(n *mnode, a *nvfs.Attr) error {
+	w := nvfs.Attr{ID: n.id, Mode: n.mode, Nlink: n.nlink, UID: n.uid, GID: n.gid, Rdev: n.rdev, Size: n.size,
+		Blocks: a.Blocks, Atime: n.atime, Mtime: n.mtime, Ctime: n.ctime, Btime: n.btime, Changes: a.Changes}
+	if n.isDir() {
+		w.Size = max(a.Blocks/8, 1) * pageSize
+	}
+	if *a != w {
+		return fmt.Errorf("attributes differ\n have %+v\n want %+v", *a, w)
+	}
+	return nil
+}
+
+// result compares error numbers; ok says whether to compare what else came.
+func (s *session) result(err error, want syscall.Errno) (ok bool, bad error) {
+	if got := nvfs.Errno(err); err != nil && got != want || err == nil && want != 0 {
+		return false, fmt.Errorf("result %v, want %v", err, want)
+	}
+	return err == nil, nil
+}
+
+var errSkip = errors.New("the volume is full")
+
+// full reports an ENOSPC that the model does not know of.
+func (s *session) full(err error) bool { return s.tight && errors.Is(err, syscall.ENOSPC) }
+
+// step does one operation.
+func (s *session) step() error {
+	s.model.now = s.clock.tick()
+	s.model.uid = pick[uint32](&s.c, 0, 0, 0, 1000)
+	s.model.gid = s.model.uid / 10
+	s.m.Begin(&nvfs.Request{UID: s.model.uid, GID: s.model.gid})
+	defer s.m.End()
+	ops := [...]func() error{
+		s.opCreate, s.opCreate, s.opCreate, s.opMkdir, s.opMkdir, s.opSymlink, s.opSpecial, s.opTmpfile, s.opLink, s.opLink,
+		s.opUnlink, s.opUnlink, s.opUnlink, s.opRmdir, s.opRename, s.opRename, s.opRename, s.opWrite, s.opWrite, s.opWrite,
+		s.opWrite, s.opTruncate, s.opTruncate, s.opSetAttr, s.opFallocate, s.opFallocate, s.opFallocate, s.opCopy, s.opSetXattr, s.opSetXattr,
+		s.opRemoveXattr, s.opLookup, s.opLookup, s.opForget, s.opForget, s.opRead, s.opRead, s.opLseek, s.opReadDir, s.opGetAttr, s.opGetXattr, s.opReadlink,
+	}
+	err := ops[int(s.c.byte())%len(ops)]()
+	if err == errSkip {
+		s.logf("  full")
+		err = nil
+	}
+	if len(s.known) > 120 {
+		s.prune()
+	}
+	return err
+}
+
+// prune forgets about inodes that are gone, but for a few.
+func (s *session) prune() {
+	gone := 0
+	s.known = slices.DeleteFunc(s.known, func(n *mnode) bool {
+		if n.freed {
+			gone++
+		}
+		return n.freed && gone > 4
+	})
+}
+
+func (s *session) opCreate() error {
+	return s.create(unix.S_IFREG|pick[uint32](&s.c, 0644, 06755, 02600), 0)
+}
+func (s *session) opMkdir() error { return s.create(unix.S_IFDIR|pick[uint32](&s.c, 0755, 02775), 0) }
+func (s *session) opSpecial() error {
+	return s.create(pick[uint32](&s.c, unix.S_IFIFO, unix.S_IFSOCK, unix.S_IFCHR, unix.S_IFBLK)|0600, 0x1234)
+}
+
+func (s *session) create(mode, rdev uint32) error {
+	d, name, umask := s.dir(), s.name(), pick[uint32](&s.c, 0, 022)
+	s.logf("create %#x %.20q mode %o umask %o", d.id, name, mode, umask)
+	var a nvfs.Attr
+	var err error
+	args := nvfs.CreateArgs{Mode: mode, Umask: umask, Rdev: rdev}
+	if mode&unix.S_IFMT == unix.S_IFDIR {
+		err = s.m.Mkdir(d.id, []byte(name), &args, &a)
+	} else {
+		err = s.m.Mknod(d.id, []byte(name), &args, &a)
+	}
+	if s.full(err) {
+		return errSkip
+	}
+	n, want := s.model.create(d, name, mode, umask, rdev, "")
+	if ok, bad := s.result(err, want); !ok {
+		return bad
+	}
+	return s.learn(n, &a)
+}
+
+func (s *session) opSymlink() error {
+	d, name := s.dir(), s.name()
+	target := strings.Repeat("t", pick(&s.c, 1, 10, 351, 352, 353, 400, 1000, 4095))
+	s.logf("symlink %#x %.20q to %d bytes", d.id, name, len(target))
+	var a nvfs.Attr
+	err := s.m.Symlink(d.id, []byte(name), []byte(target), &nvfs.CreateArgs{}, &a)
+	if s.full(err) {
+		return errSkip
+	}
+	n, want := s.model.create(d, name, unix.S_IFLNK|0777, 0, 0, target)
+	if ok, bad := s.result(err, want); !ok {
+		return bad
+	}
+	return s.learn(n, &a)
+}
+
+func (s *session) opTmpfile() error {
+	d := s.dir()
+	s.logf("tmpfile %#x", d.id)
+	var a nvfs.Attr
+	err := s.m.Tmpfile(d.id, &nvfs.CreateArgs{Mode: unix.S_IFREG | 0640}, &a)
+	if s.full(err) {
+		return errSkip
+	}
+	n, want := s.model.tmpfile(d, unix.S_IFREG|0640, 0)
+	if ok, bad := s.result(err, want); !ok {
+		return bad
+	}
+	return s.learn(n, &a)
+}
+
+func (s *session) opLink() error {
+	n, d, name := s.file(), s.dir(), s.name()
+	s.logf("link %#x to %#x %.20q", n.id, d.id, name)
+	var a nvfs.Attr
+	err := s.m.Link(n.id, d.id, []byte(name), &a)
+	if s.full(err) {
+		return errSkip
+	}
+	if ok, bad := s.result(err, s.model.link(n, d, name)); !ok {
+		return bad
+	}
+	return s.learn(n, &a)
+}
+
+func (s *session) opUnlink() error { return s.remove(false) }
+func (s *session) opRmdir() error  { return s.remove(true) }
+
+func (s *session) remove(dir bool) error {
+	d, name := s.dir(), s.name()
+	s.logf("remove %#x %.20q directory %v", d.id, name, dir)
+	var err error
+	if dir {
+		err = s.m.Rmdir(d.id, []byte(name))
+	} else {
+		err = s.m.Unlink(d.id, []byte(name))
+	}
+	_, bad := s.result(err, s.model.remove(d, name, dir))
+	return bad
+}
+
+func (s *session) opRename() error {
+	from, fromName, to, toName := s.dir(), s.name(), s.dir(), s.name()
+	if s.c.byte()&1 == 0 {
+		to = from
+	}
+	flags := pick[uint32](&s.c, 0, 0, 0, nvfs.RenameNoReplace, nvfs.RenameExchange, nvfs.RenameWhiteout, 3, 5, 8)
+	s.logf("rename %#x %.20q to %#x %.20q flags %d", from.id, fromName, to.id, toName, flags)
+	err := s.m.Rename(from.id, []byte(fromName), to.id, []byte(toName), flags)
+	if s.full(err) {
+		return errSkip
+	}
+	_, bad := s.result(err, s.model.rename(from, fromName, to, toName, flags))
+	return bad
+}
+
+func (s *session) opWrite() error {
+	n, off, data, kill := s.file(), s.c.offset(), s.pattern(s.c.length()), s.c.byte()&1 == 0
+	s.logf("write %#x %d+%d kill %v", n.id, off, len(data), kill)
+	flags := nvfs.WriteFlags(0)
+	if kill {
+		flags = nvfs.WriteKillSuidgid
+	}
+	done, err := s.m.Write(n.id, off, data, flags)
+	if s.full(err) {
+		// What was stored in place before the space ran out stays.
+		return s.resync(n, off, data)
+	}
+	if err == nil && done < len(data) && s.tight {
+		if e := s.model.write(n, off, data[:done], kill); e != 0 {
+			return e
+		}
+		return s.resync(n, off, data)
+	}
+	ok, bad := s.result(err, s.model.write(n, off, data, kill))
+	if ok && done != len(data) {
+		return fmt.Errorf("wrote %d of %d", done, len(data))
+	}
+	return bad
+}
+
+// resync takes over what a failed write left: each byte old or new.
+func (s *session) resync(n *mnode, off uint64, data []byte) error {
+	have := make([]byte, len(data))
+	k, err := s.m.Read(n.id, off, have)
+	if err != nil {
+		return err
+	}
+	old, _ := s.model.read(n, off, uint64(len(data)))
+	if k != len(old) {
+		return fmt.Errorf("a failed write changed the size")
+	}
+	for i := range old {
+		if have[i] != old[i] && have[i] != data[i] {
+			return fmt.Errorf("a failed write left garbage at %d", off+uint64(i))
+		}
+	}
+	if k > 0 {
+		s.model.store(n, off, have[:k])
+	}
+	return errSkip
+}
+
+func (s *session) opTruncate() error {
+	n, size := s.file(), s.c.offset()
+	if s.c.byte() < 5 {
+		size = 1<<63 - 1
+	}
+	return s.setAttr(n, &nvfs.SetAttr{Valid: nvfs.SetSize, Size: size})
+}
+
+func (s *session) opSetAttr() error {
+	valid := nvfs.SetAttrMask(s.c.byte()) | nvfs.SetAttrMask(s.c.byte()&3)<<8
+	a := &nvfs.SetAttr{Valid: valid, Mode: pick[uint32](&s.c, 0777, 06711, 02644), UID: 7, GID: 8, Size: s.c.offset(),
+		Atime: nvfs.Time{Sec: -5, Nsec: 1}, Mtime: nvfs.Time{Sec: 1 << 40, Nsec: 999_999_999}, Ctime: nvfs.Time{Sec: 77, Nsec: 7}}
+	if valid&nvfs.SetSize != 0 && s.c.byte() < 128 {
+		a.Valid &^= nvfs.SetSize
+	}
+	return s.setAttr(s.anyNode(), a)
+}
+
+func (s *session) setAttr(n *mnode, c *nvfs.SetAttr) error {
+	s.logf("setattr %#x %+v", n.id, *c)
+	var a nvfs.Attr
+	err := s.m.SetAttr(n.id, c, &a)
+	if s.full(err) {
+		return errSkip
+	}
+	if ok, bad := s.result(err, s.model.setAttr(n, c)); !ok {
+		return bad
+	}
+	return s.compare(n, &a)
+}
+
+func (s *session) opFallocate() error {
+	n, off, length := s.file(), s.c.offset(), uint64(s.c.length())
+	mode := pick[uint32](&s.c, 0, 1, 3, 3, 0x10, 0x11, 0x20)
+	if s.c.byte() < 10 {
+		length = pick[uint64](&s.c, 0, 4<<20, 1<<62, 1<<41)
+	}
+	s.logf("fallocate %#x mode %#x %d+%d", n.id, mode, off, length)
+	if mode != nvfs.FallocPunchHole|nvfs.FallocKeepSize && length >= 1<<41 && n.regular() && !n.freed && mode != 0x20 {
+		err := s.m.Fallocate(n.id, mode, off, length)
+		if !errors.Is(err, syscall.ENOSPC) {
+			return fmt.Errorf("impossible allocation: %v", err)
+		}
+		return nil
+	}
+	err := s.m.Fallocate(n.id, mode, off, length)
+	if s.full(err) {
+		return errSkip
+	}
+	ok, bad := s.result(err, s.model.fallocate(n, mode, off, length))
+	if ok && mode == 3 {
+		return s.punched(n, off, length)
+	}
+	return bad
+}
+
+// punched checks that whole blocks of a punched range are holes.
+func (s *session) punched(n *mnode, off, length uint64) error {
+	first := (off + pageSize - 1) &^ (pageSize - 1)
+	if first+pageSize > off+length || first+pageSize > n.size || n.size <= 352 {
+		return nil
+	}
+	pos, err := s.m.Lseek(n.id, first, unix.SEEK_HOLE)
+	if err != nil || pos != first {
+		var a nvfs.Attr
+		if s.m.GetAttr(n.id, &a) == nil && a.Blocks == 0 {
+			return nil // inline, or nothing but holes
+		}
+		return fmt.Errorf("no hole at %d after punching: %d %v", first, pos, err)
+	}
+	return nil
+}
+
+func (s *session) opCopy() error {
+	src, dst, from, to, length := s.file(), s.file(), s.c.offset(), s.c.offset(), uint64(s.c.length())
+	s.logf("copy %#x %d to %#x %d length %d", src.id, from, dst.id, to, length)
+	if t := src.typ(); t != unix.S_IFREG && t != unix.S_IFDIR && t != unix.S_IFLNK {
+		return nil
+	}
+	if s.tight {
+		return nil
+	}
+	done, err := s.m.CopyFileRange(src.id, from, dst.id, to, length, nvfs.WriteKillSuidgid)
+	want, e := s.model.copyRange(src, from, dst, to, length)
+	ok, bad := s.result(err, e)
+	if ok && done != want {
+		return fmt.Errorf("copied %d, want %d", done, want)
+	}
+	return bad
+}
+
+func (s *session) opSetXattr() error {
+	n, name, flags := s.anyNode(), pick(&s.c, attrs...), pick[uint32](&s.c, 0, 0, 0, nvfs.XattrCreate, nvfs.XattrReplace)
+	value := string(s.pattern(pick(&s.c, 0, 1, 10, 50, 100, 200, 250, 272, 280, 352, 1000, 4000, 4032, 5000, 20000, 65536, 65537)))
+	s.logf("setxattr %#x %.20q %d bytes flags %d", n.id, name, len(value), flags)
+	err := s.m.SetXattr(n.id, []byte(name), []byte(value), flags)
+	want := s.model.setXattr
+	if s.full(err) {
+		return errSkip
+	}
+	_, bad := s.result(err, want(n, name, value, flags))
+	return bad
+}
+
+func (s *session) opRemoveXattr() error {
+	n, name := s.anyNode(), pick(&s.c, attrs...)
+	s.logf("removexattr %#x %.20q", n.id, name)
+	err := s.m.RemoveXattr(n.id, []byte(name))
+	if s.full(err) {
+		return errSkip
+	}
+	_, bad := s.result(err, s.model.removeXattr(n, name))
+	return bad
+}
+
+func (s *session) opGetXattr() error {
+	n := s.anyNode()
+	s.logf("getxattr %#x", n.id)
+	set, err := s.m.xattrs(n.id)
+	if n.freed {
+		_, bad := s.result(err, syscall.ESTALE)
+		return bad
+	}
+	if err != nil {
+		return err
+	}
+	if have, want := describeXattrs(set), describeXattrs(n.xattrs); have != want {
+		return fmt.Errorf("attributes %s, want %s", have, want)
+	}
+	return nil
+}
+
+func (s *session) opLookup() error {
+	d, name := s.dir(), s.name()
+	s.logf("lookup %#x %.20q", d.id, name)
+	var a nvfs.Attr
+	err := s.m.Lookup(d.id, []byte(name), &a)
+	n, want := s.model.lookup(d, name)
+	if ok, bad := s.result(err, want); !ok {
+		return bad
+	}
+	n.refs++
+	return s.learn(n, &a)
+}
+
+func (s *session) opForget() error {
+	n := s.anyNode()
+	count := n.refs
+	if s.c.byte()&1 == 0 {
+		count = min(count, 1)
+	}
+	if n == s.model.root || count == 0 {
+		return nil
+	}
+	s.logf("forget %#x %d", n.id, count)
+	s.m.Forget(n.id, count)
+	s.model.forget(n, count)
+	return nil
+}
+
+func (s *session) opRead() error {
+	n, off, length := s.file(), s.c.offset(), s.c.length()
+	s.logf("read %#x %d+%d", n.id, off, length)
+	if t := n.typ(); t != unix.S_IFREG && t != unix.S_IFDIR && t != unix.S_IFLNK && !n.freed {
+		return nil
+	}
+	buf := bytes.Repeat([]byte{0xee}, length)
+	k, err := s.m.Read(n.id, off, buf)
+	want, e := s.model.read(n, off, uint64(length))
+	ok, bad := s.result(err, e)
+	if ok && !bytes.Equal(buf[:k], want) {
+		return fmt.Errorf("read %d bytes, want %d; they differ from %d on", k, len(want), off+uint64(firstDifference(buf[:k], want)))
+	}
+	return bad
+}
+
+func firstDifference(a, b []byte) int {
+	for i := range min(len(a), len(b)) {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return min(len(a), len(b))
+}
+
+func (s *session) opLseek() error {
+	n, off, whence := s.file(), s.c.offset(), pick[uint32](&s.c, unix.SEEK_DATA, unix.SEEK_HOLE)
+	s.logf("lseek %#x %d %d", n.id, off, whence)
+	pos, err := s.m.Lseek(n.id, off, whence)
+	switch {
+	case n.freed:
+		_, bad := s.result(err, syscall.ESTALE)
+		return bad
+	case !n.regular():
+		_, bad := s.result(err, syscall.EINVAL)
+		return bad
+	case off >= n.size:
+		_, bad := s.result(err, syscall.ENXIO)
+		return bad
+	}
+	end := pos // what was passed over holds no data
+	if whence == unix.SEEK_DATA && errors.Is(err, syscall.ENXIO) {
+		end, err = n.size, nil
+	}
+	if err != nil || pos > n.size {
+		return fmt.Errorf("position %d: %v", pos, err)
+	}
+	if whence == unix.SEEK_HOLE {
+		off, end = pos, min(n.size, pos&^(pageSize-1)+pageSize)
+	}
+	for at, p := range n.pages {
+		for i, v := range p {
+			if b := at*pageSize + uint64(i); v != 0 && b >= off && b < end {
+				return fmt.Errorf("data at %d lies in what is said to be a hole: %d-%d", b, off, end)
+			}
+		}
+	}
+	return nil
+}
+
+func (s *session) opReadDir() error {
+	d := s.dir()
+	s.logf("readdir %#x", d.id)
+	list, err := s.m.names(d.id)
+	if ok, bad := s.result(err, dirOf(d)); !ok {
+		return bad
+	}
+	if len(list) != len(d.children) {
+		return fmt.Errorf("%d names, want %d", len(list), len(d.children))
+	}
+	for name, e := range list {
+		n := d.children[name]
+		if n == nil || n.typ() != e.Type || n.id != 0 && n.id.Ino() != e.Ino {
+			return fmt.Errorf("entry %q: %+v, want %+v", name, e, n)
+		}
+	}
+	return nil
+}
+
+func (s *session) opReadlink() error {
+	n := s.node(func(n *mnode) bool { return n.typ() == unix.S_IFLNK })
+	s.logf("readlink %#x", n.id)
+	buf := make([]byte, pageSize)
+	k, err := s.m.Readlink(n.id, buf)
+	want := syscall.Errno(0)
+	switch {
+	case n.freed:
+		want = syscall.ESTALE
+	case n.typ() != unix.S_IFLNK:
+		want = syscall.EINVAL
+	}
+	ok, bad := s.result(err, want)
+	if ok && string(buf[:k]) != n.target {
+		return fmt.Errorf("target %q", buf[:k])
+	}
+	return bad
+}
+
+func (s *session) opGetAttr() error {
+	n := s.anyNode()
+	s.logf("getattr %#x", n.id)
+	var a nvfs.Attr
+	err := s.m.GetAttr(n.id, &a)
+	want := syscall.Errno(0)
+	if n.freed {
+		want = syscall.ESTALE
+	}
+	if ok, bad := s.result(err, want); !ok {
+		return bad
+	}
+	return s.compare(n, &a)
+}
+
+// verify compares everything.
+func (s *session) verify() error {
+	if h := s.m.fs.Health(); h != "" {
+		return errors.New("damage: " + h)
+	}
+	have, err := s.m.dump()
+	if err != nil {
+		return err
+	}
+	if want := s.model.dump(); have != want {
+		return fmt.Errorf("trees differ:\n%s", diffLines(have, want))
+	}
+	return s.account()
+}
+
+// account checks that the free space is what the inodes leave.
+func (s *session) account() error {
+	blocks, inodes := uint64(0), uint64(0)
+	seen := map[*mnode]bool{}
+	var add func(n *mnode, id nvfs.NodeID) error
+	add = func(n *mnode, id nvfs.NodeID) error {
+		if seen[n] {
+			return nil
+		}
+		seen[n] = true
+		var a nvfs.Attr
+		if err := s.m.GetAttr(id, &a); err != nil {
+			return err
+		}
+		blocks += a.Blocks / 8
+		inodes++
+		for name, c := range n.children {
+			if err := s.m.Lookup(id, []byte(name), &a); err != nil {
+				return err
+			}
+			err := add(c, a.ID)
+			s.m.Forget(a.ID, 1)
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := add(s.model.root, nvfs.RootID); err != nil {
+		return err
+	}
+	for _, n := range s.known {
+		if !n.freed {
+			if err := add(n, n.id); err != nil {
+				return err
+			}
+		}
+	}
+	t := s.m.totals()
+	if t.BlocksFree != s.empty.BlocksFree-blocks || t.FilesFree != s.empty.FilesFree-(inodes-1) {
+		return fmt.Errorf("free are %d blocks and %d inodes; used are %d and %d of %d and %d", t.BlocksFree, t.FilesFree,
+			blocks, inodes-1, s.empty.BlocksFree, s.empty.FilesFree)
+	}
+	return nil
+}
+
+func (s *session) remount() error {
+	s.logf("remount")
+	if err := s.m.unmount(); err != nil {
+		return err
+	}
+	s.model.remount(s.known)
+	m, err := tryMount(s.m.space, s.clock.now)
+	if err != nil {
+		return err
+	}
+	s.m = m
+	return s.verify()
+}
+
+// finish removes everything and expects all space back.
+func (s *session) finish() error {
+	s.logf("finish")
+	for _, n := range s.known {
+		if n != s.model.root {
+			s.m.Forget(n.id, n.refs)
+			s.model.forget(n, n.refs)
+		}
+	}
+	if err := s.m.removeAll(nvfs.RootID); err != nil {
+		return err
+	}
+	for name := range s.model.root.xattrs {
+		if err := s.m.RemoveXattr(nvfs.RootID, []byte(name)); err != nil {
+			return err
+		}
+	}
+	if t := s.m.totals(); t != s.empty {
+		return fmt.Errorf("space is lost:\n have %+v\n want %+v", t, s.empty)
+	}
+	return s.m.unmount()
+}
+
+// run does all that the choices say.
+func (s *session) run(every int) error {
+	for i := 1; !s.c.done(); i++ {
+		if err := s.step(); err != nil {
+			return err
+		}
+		if i%every == 0 {
+			if err := s.verify(); err != nil {
+				return err
+			}
+			if i/every%5 == 0 {
+				if err := s.remount(); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if err := s.verify(); err != nil {
+		return err
+	}
+	if err := s.remount(); err != nil {
+		return err
+	}
+	return s.finish()
+}
+
+func runOperations(t *testing.T, size uint64, data []byte, every int, tight bool) {
+	t.Helper()
+	space := newMemSpace(size)
+	format(t, space, mkfs.Options{BytesPerInode: 4096})
+	s := &session{c: choices{data: data}, tight: tight}
+	newSession(mount(t, space, s.clock.now), s)
+	defer func() {
+		if r := recover(); r != nil {
+			t.Errorf("the last of %d operations:\n%s", len(s.log), s.tail())
+			panic(r)
+		}
+	}()
+	if err := s.run(every); err != nil {
+		t.Fatalf("%v\nthe last of %d operations:\n%s", err, len(s.log), s.tail())
+	}
+}
+
+func randomBytes(seed uint64, n int) []byte {
+	var key [32]byte
+	binary.LittleEndian.PutUint64(key[:], seed)
+	b := make([]byte, n)
+	rand.NewChaCha8(key).Read(b)
+	return b
+}
+
+// scale is how much longer than usual the random tests run.
+func scale(t testing.TB) int {
+	v := os.Getenv("NVFS_TEST_SCALE")
+	if v == "" {
+		return 1
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 1 {
+		t.Fatalf("NVFS_TEST_SCALE=%q", v)
+	}
+	return n
+}
+
+// seeds are those of the random tests; NVFS_TEST_SEED chooses one.
+func seeds(t testing.TB, n int) []uint64 {
+	if v := os.Getenv("NVFS_TEST_SEED"); v != "" {
+		s, err := strconv.ParseUint(v, 10, 64)
+		if err != nil {
+			t.Fatalf("NVFS_TEST_SEED=%q", v)
+		}
+		return []uint64{s}
+	}
+	if testing.Short() {
+		n = (n + 3) / 4
+	}
+	list := make([]uint64, n*scale(t))
+	for i := range list {
+		list[i] = uint64(i + 1)
+	}
+	return list
+}
+
+func TestRandomOperations(t *testing.T) {
+	for _, seed := range seeds(t, 8) {
+		t.Run(fmt.Sprintf("seed-%d", seed), func(t *testing.T) {
+			runOperations(t, 512<<20, randomBytes(seed, 60_000), 400, false)
+		})
+	}
+}
+
+// TestRandomOperationsOnFullVolume lets most operations meet ENOSPC.
+func TestRandomOperationsOnFullVolume(t *testing.T) {
+	for _, seed := range seeds(t, 8) {
+		t.Run(fmt.Sprintf("seed-%d", seed), func(t *testing.T) {
+			runOperations(t, 16<<20, randomBytes(1000+seed, 40_000), 400, true)
+		})
+	}
+}
+
+func FuzzOperations(f *testing.F) {
+	for seed := range uint64(4) {
+		f.Add(randomBytes(seed, 400))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		runOperations(t, 32<<20, data[:min(len(data), 4000)], 50, true)
+	})
+}
