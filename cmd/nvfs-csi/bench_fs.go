@@ -30,6 +30,7 @@ type benchFSOptions struct {
 	runtime     time.Duration
 	filesystems []string
 	noTree      bool
+	smallPages  bool
 	only        string
 }
 
@@ -55,11 +56,12 @@ func newBenchFSCommand() *cobra.Command {
 	flags.StringSliceVar(&opt.filesystems, "filesystems", nil,
 		"what to measure: FLUSH/CACHE for NVFS, such as nt/through, and ext4, xfs, tmpfs, null (default: all)")
 	flags.BoolVar(&opt.noTree, "no-tree", false, "do not copy the Go source tree")
+	flags.BoolVar(&opt.smallPages, "small-pages", false, "emulate with 4 KiB pages instead of 2 MiB, which a devdax device has")
 	flags.StringVar(&opt.only, "only", "", "measure only workloads whose name contains this")
 	return cmd
 }
 
-func (o *benchFSOptions) run(cmd *cobra.Command) error {
+func (o *benchFSOptions) run(cmd *cobra.Command) (err error) {
 	ctx, out := cmd.Context(), cmd.OutOrStdout()
 	if os.Getuid() != 0 {
 		return errors.New("bench fs mounts filesystems: run it as root")
@@ -78,8 +80,13 @@ func (o *benchFSOptions) run(cmd *cobra.Command) error {
 			return err
 		}
 	}
+	memory, err := bench.NewMemory(o.memory, "nvfs-bench-", int64(o.size)*int64(len(filesystems)+1), !o.smallPages)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, memory.Close()) }()
 	comparison, err := bench.Compare(ctx, bench.CompareOptions{
-		Memory: o.memory, Size: int64(o.size), Rounds: o.rounds, Filesystems: filesystems,
+		Memory: memory, Size: int64(o.size), Rounds: o.rounds, Filesystems: filesystems,
 		Workloads: o.workloads(tree), Progress: cmd.ErrOrStderr(),
 	})
 	if err != nil {
@@ -88,7 +95,7 @@ func (o *benchFSOptions) run(cmd *cobra.Command) error {
 	if err := comparison.Write(out); err != nil {
 		return err
 	}
-	mounts, err := bench.MeasureMount(ctx, exe, o.memory, bench.MountSizes, o.rounds)
+	mounts, err := bench.MeasureMount(ctx, exe, memory.Dir, bench.MountSizes, o.rounds)
 	if err != nil {
 		return err
 	}
@@ -117,7 +124,7 @@ func (o *benchFSOptions) chosen(exe string) ([]bench.Filesystem, error) {
 		case "ext4", "xfs":
 			all = append(all, bench.LoopFS{Type: name})
 		case "tmpfs":
-			all = append(all, bench.TmpFS{})
+			all = append(all, bench.TmpFS{Huge: !o.smallPages})
 		case "null":
 			all = append(all, bench.NullFUSE{Exe: exe})
 		default:

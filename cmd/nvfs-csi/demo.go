@@ -25,7 +25,7 @@ func newDemoCommand() *cobra.Command {
 			return demo.Run(cmd.Context(), opt)
 		},
 	}
-	cmd.Flags().StringVar(&opt.Memory, "memory", "/dev/shm", "directory on a tmpfs that stands in for persistent memory")
+	cmd.Flags().StringVar(&opt.Memory, "memory", "/dev/shm", "directory below which the memory that stands in for persistent memory is mounted")
 	cmd.Flags().StringVar(&opt.FlushMode, "flush-mode", string(pmem.Auto), "StorageClass parameter flushMode of the volume")
 	return cmd
 }

@@ -13,10 +13,10 @@ import (
 // mountOptions sets what a -o option means in the description of a mount. A
 // nil function takes the option as a flag of mount(2).
 var mountOptions = map[string]func(spec *mountd.Spec, value string) error{
-	"flush":     func(s *mountd.Spec, v string) error { s.Flush = v; return nil },
-	"cache":     func(s *mountd.Spec, v string) error { s.Cache = v; return nil },
-	"transport": func(s *mountd.Spec, v string) error { s.Transport = v; return nil },
-	"numa":      setNUMANode,
+	"flush":       func(s *mountd.Spec, v string) error { s.Flush = v; return nil },
+	"cache":       func(s *mountd.Spec, v string) error { s.Cache = v; return nil },
+	"transport":   func(s *mountd.Spec, v string) error { s.Transport = v; return nil },
+	"numa":        setNUMANode,
 	"emulated":    func(s *mountd.Spec, _ string) error { s.Emulated = true; return nil },
 	"ro":          func(s *mountd.Spec, _ string) error { s.ReadOnly = true; return nil },
 	"rw":          func(s *mountd.Spec, _ string) error { s.ReadOnly = false; return nil },

@@ -5,16 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"time"
 )
 
 // CompareOptions say what Compare does.
 type CompareOptions struct {
-	Memory      string // a directory on a tmpfs, where all filesystems lie
-	Size        int64  // of each filesystem, in bytes
-	Rounds      int    // each workload is measured so often on each
+	Memory      *Memory // where all filesystems lie
+	Size        int64   // of each filesystem, in bytes
+	Rounds      int     // each workload is measured so often on each
 	Filesystems []Filesystem
 	Workloads   []Workload
 	Progress    io.Writer // one line a round and workload
@@ -25,6 +24,7 @@ type Comparison struct {
 	Machine     Machine           `json:"machine"`
 	Started     time.Time         `json:"started"`
 	Rounds      int               `json:"rounds"`
+	HugePages   bool              `json:"hugePages"`
 	Filesystems []string          `json:"filesystems"`
 	Notes       map[string]string `json:"notes"` // by filesystem
 	Rows        []ComparisonRow   `json:"rows"`
@@ -52,21 +52,11 @@ type RSSReport struct {
 // by workload and round by round, so that whatever else happens on the machine
 // meets all of them. Everything is unmounted when it returns.
 func Compare(ctx context.Context, opt CompareOptions) (c *Comparison, err error) {
-	dir, err := os.MkdirTemp(opt.Memory, "nvfs-bench-")
+	mounted, err := MountAll(ctx, opt.Memory.Dir, opt.Size, opt.Filesystems)
 	if err != nil {
 		return nil, err
 	}
-	mounted, err := MountAll(ctx, dir, opt.Size, opt.Filesystems)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if e := UnmountAll(context.WithoutCancel(ctx), mounted); e != nil {
-			err = errors.Join(err, e)
-			return
-		}
-		err = errors.Join(err, os.RemoveAll(dir))
-	}()
+	defer func() { err = errors.Join(err, UnmountAll(context.WithoutCancel(ctx), mounted)) }()
 
 	c = newComparison(opt, mounted)
 	if err := c.measureRSS(mounted, func(r *RSSReport, n int64) { r.Idle = n }); err != nil {
@@ -93,7 +83,7 @@ func Compare(ctx context.Context, opt CompareOptions) (c *Comparison, err error)
 }
 
 func newComparison(opt CompareOptions, mounted []*Mounted) *Comparison {
-	c := &Comparison{Machine: ThisMachine(), Started: time.Now(), Rounds: opt.Rounds,
+	c := &Comparison{Machine: ThisMachine(), Started: time.Now(), Rounds: opt.Rounds, HugePages: opt.Memory.Huge,
 		Notes: map[string]string{}, RSSAnon: map[string]RSSReport{}}
 	for _, m := range mounted {
 		c.Filesystems = append(c.Filesystems, m.Name)
@@ -126,7 +116,11 @@ func (c *Comparison) measureRSS(mounted []*Mounted, set func(*RSSReport, int64))
 
 // Write prints the comparison as tables.
 func (c *Comparison) Write(w io.Writer) error {
-	fmt.Fprintf(w, "%s\nmedians of %d rounds, all filesystems in emulated persistent memory (DRAM)\n\n", c.Machine, c.Rounds)
+	pages := "4 KiB"
+	if c.HugePages {
+		pages = "2 MiB"
+	}
+	fmt.Fprintf(w, "%s\nmedians of %d rounds, all filesystems in emulated persistent memory (DRAM, %s pages)\n\n", c.Machine, c.Rounds, pages)
 	for _, pinned := range []bool{true, false} {
 		title := "placement left to the scheduler"
 		if pinned {
@@ -155,16 +149,25 @@ func (c *Comparison) Write(w io.Writer) error {
 }
 
 func (c *Comparison) writeServers(w io.Writer) error {
-	t := Table{Header: []string{"serving process", "RssAnon idle", "RssAnon after all", "note"}}
+	t := Table{Header: []string{"serving process", "RssAnon idle", "RssAnon after all"}}
 	for _, name := range c.Filesystems {
 		if r, ok := c.RSSAnon[name]; ok {
-			t.Add(name, FormatSize(r.Idle), FormatSize(r.After), c.Notes[name])
+			t.Add(name, FormatSize(r.Idle), FormatSize(r.After))
 		}
 	}
 	if len(t.Rows) == 0 {
 		return nil
 	}
-	return t.Write(w)
+	if err := t.Write(w); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	for _, name := range c.Filesystems {
+		if note := c.Notes[name]; note != "" {
+			fmt.Fprintf(w, "%s: %s\n", name, note)
+		}
+	}
+	return nil
 }
 
 // significant prints a number with three significant digits, without an

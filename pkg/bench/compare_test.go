@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -34,11 +35,11 @@ func (n namedTmpFS) Mount(ctx context.Context, dir string, size int64) (*Mounted
 }
 
 func TestCompareInterleavesAndTakesMedians(t *testing.T) {
-	dir := memoryDir(t)
+	memory := testMemory(t)
 	var order []string
 	var progress, out strings.Builder
 	c, err := Compare(t.Context(), CompareOptions{
-		Memory: dir, Size: 1 << 20, Rounds: 3, Progress: &progress,
+		Memory: memory, Size: 1 << 20, Rounds: 3, Progress: &progress,
 		Filesystems: []Filesystem{namedTmpFS{name: "a"}, namedTmpFS{name: "b"}},
 		Workloads:   []Workload{countingWorkload(&order)},
 	})
@@ -64,21 +65,21 @@ func TestCompareInterleavesAndTakesMedians(t *testing.T) {
 			t.Errorf("the report lacks %q:\n%s", want, out.String())
 		}
 	}
-	assertEmptyDir(t, dir)
+	assertMemoryUnused(t, memory)
 }
 
 func TestCompareUnmountsAfterAnError(t *testing.T) {
-	dir := memoryDir(t)
+	memory := testMemory(t)
 	broken := errors.New("broken")
 	_, err := Compare(t.Context(), CompareOptions{
-		Memory: dir, Size: 1 << 20, Rounds: 1, Progress: &strings.Builder{},
+		Memory: memory, Size: 1 << 20, Rounds: 1, Progress: &strings.Builder{},
 		Filesystems: []Filesystem{TmpFS{}},
 		Workloads:   []Workload{{Name: "w", run: func(context.Context, string, int) (float64, error) { return 0, broken }}},
 	})
 	if !errors.Is(err, broken) {
 		t.Errorf("got %v, want the error of the workload", err)
 	}
-	assertEmptyDir(t, dir)
+	assertMemoryUnused(t, memory)
 }
 
 func TestWorkloadsRunOnTmpfs(t *testing.T) {
@@ -105,5 +106,36 @@ func TestSignificant(t *testing.T) {
 		if got := significant(v); got != want {
 			t.Errorf("significant(%v) = %q, want %q", v, got, want)
 		}
+	}
+}
+
+func testMemory(t *testing.T) *Memory {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Fatal("mounting a tmpfs needs root")
+	}
+	m, err := NewMemory("/dev/shm", "nvfs-bench-test-", 1<<30, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil { // fails if something is mounted below
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+// assertMemoryUnused wants no file left; directories may be.
+func assertMemoryUnused(t *testing.T, m *Memory) {
+	t.Helper()
+	err := filepath.WalkDir(m.Dir, func(name string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			t.Errorf("left: %s", name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }

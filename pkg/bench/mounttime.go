@@ -29,14 +29,9 @@ type MountTime struct {
 // MountSizes are the sizes that are measured; files are sparse.
 var MountSizes = []int64{64 << 20, 1 << 30, 16 << 30, 64 << 30}
 
-// MeasureMount makes volumes of each size below memory, one after the other,
-// and mounts each several times. It leaves nothing.
-func MeasureMount(ctx context.Context, exe, memory string, sizes []int64, rounds int) ([]MountTime, error) {
-	dir, err := os.MkdirTemp(memory, "nvfs-bench-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
+// MeasureMount makes volumes of each size in dir, an existing directory, one
+// after the other, and mounts each several times. It leaves no volume.
+func MeasureMount(ctx context.Context, exe, dir string, sizes []int64, rounds int) ([]MountTime, error) {
 	var all []MountTime
 	for _, size := range sizes {
 		t, err := measureMount(ctx, exe, dir, size, rounds)

@@ -8,8 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // LoopFS is a filesystem of the kernel on a loop device over a file on the
@@ -61,30 +59,6 @@ func (l LoopFS) Mount(ctx context.Context, dir string, size int64) (*Mounted, er
 			return err
 		}
 		return errors.Join(os.Remove(image), os.Remove(mnt))
-	}}, nil
-}
-
-// TmpFS is a tmpfs: what the memory itself can do behind the same VFS.
-type TmpFS struct{}
-
-// Name implements Filesystem.
-func (TmpFS) Name() string { return "tmpfs" }
-
-// Mount implements Filesystem.
-func (TmpFS) Mount(_ context.Context, dir string, size int64) (*Mounted, error) {
-	mnt := filepath.Join(dir, "mnt")
-	if err := os.Mkdir(mnt, 0o700); err != nil {
-		return nil, err
-	}
-	if err := unix.Mount("nvfs-bench", mnt, "tmpfs", 0, fmt.Sprintf("size=%d,mode=0700", size)); err != nil {
-		os.Remove(mnt)
-		return nil, fmt.Errorf("mount tmpfs at %s: %w", mnt, err)
-	}
-	return &Mounted{Name: "tmpfs", Dir: mnt, unmount: func(context.Context) error {
-		if err := unix.Unmount(mnt, 0); err != nil {
-			return fmt.Errorf("unmount %s: %w", mnt, err)
-		}
-		return os.Remove(mnt)
 	}}, nil
 }
 

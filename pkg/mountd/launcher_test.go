@@ -287,6 +287,29 @@ func TestFaultShowsInHealth(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(n.spec.Mountpoint, "d"), 0o755)) // still served
 }
 
+// The process outlives whoever mounted, and with it the reader of its log.
+func TestServingSurvivesItsLogReader(t *testing.T) {
+	n := newNode(t, "")
+	r, w, err := os.Pipe()
+	must(t, err)
+	defer r.Close()
+	stderr := os.Stderr
+	os.Stderr = w
+	n.l.opts.LogDir = ""
+	err = n.l.Mount(within(t), n.spec)
+	os.Stderr = stderr
+	must(t, w.Close())
+	must(t, err)
+	must(t, r.Close())
+	_, err = os.Stat(filepath.Join(n.spec.Mountpoint, "poison")) // makes it log
+	if !errors.Is(err, unix.EIO) {
+		t.Errorf("stat: %v, want EIO", err)
+	}
+	must(t, os.Mkdir(filepath.Join(n.spec.Mountpoint, "d"), 0o755))
+	n.unmount()
+	n.checkMedium("clean")
+}
+
 func TestMountBoundToNode(t *testing.T) {
 	n := newNode(t, "")
 	cpus, err := nodeCPUs(sysfsNodes, 0)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"sync"
 	"sync/atomic"
 
@@ -67,6 +68,8 @@ func Serve(ctx context.Context, o ServeOptions) error {
 	if fuseFile == nil {
 		return errors.New("no /dev/fuse descriptor was given: volumes are mounted by nvfs-csi mount, which starts this process")
 	}
+	// The process that reads what this one logs may go away first.
+	signal.Ignore(unix.SIGPIPE)
 	return serveFiles(ctx, o, fuseFile, ready, lock)
 }
 

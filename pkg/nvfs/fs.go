@@ -48,6 +48,7 @@ type FS struct {
 	totalBlocks atomic.Int64
 	totalInodes atomic.Int64
 	loaded      chan struct{} // closed when every group is loaded
+	started     chan struct{} // closed when recovery is complete
 
 	slots    chan int
 	internal *Worker // for mount, unmount, growth; guarded by growMu
@@ -87,16 +88,17 @@ func Mount(space pmem.Space, opt Options) (*FS, error) {
 		return nil, fmt.Errorf("mount NVFS: %w", err)
 	}
 	fs := &FS{space: space, mem: mem, sb: sb, seed: sb.Seed(), clock: opt.Clock,
-		loaded: make(chan struct{}), stop: make(chan struct{}), slots: make(chan int, layout.SlotCount)}
+		loaded: make(chan struct{}), started: make(chan struct{}), stop: make(chan struct{}), slots: make(chan int, layout.SlotCount)}
 	if fs.clock == nil {
 		fs.clock = systemClock
 	}
 	fs.readOnly.Store(opt.ReadOnly || space.ReadOnly() || sb.ROCompat&^uint64(layout.SupportedROCompat) != 0)
-	if err := fs.guard("mount NVFS", fs.start); err != nil {
+	if err := fs.guard("recovery", fs.start); err != nil {
+		close(fs.stop)
+		fs.bg.Wait()
 		return nil, fmt.Errorf("mount NVFS: %w", err)
 	}
-	fs.bg.Add(1)
-	go fs.background()
+	close(fs.started)
 	return fs, nil
 }
 
@@ -123,6 +125,8 @@ func (fs *FS) start() error {
 	if fs.internal, err = fs.NewWorker(); err != nil {
 		return err
 	}
+	fs.bg.Add(1)
+	go fs.background() // what recovery allocates waits for the totals
 	return fs.recover()
 }
 
@@ -180,6 +184,11 @@ func (fs *FS) background() {
 	defer fs.bg.Done()
 	orphans := fs.loadGroups()
 	close(fs.loaded)
+	select {
+	case <-fs.started:
+	case <-fs.stop:
+		return
+	}
 	if len(orphans) == 0 || fs.readOnly.Load() {
 		return
 	}

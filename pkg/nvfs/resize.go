@@ -23,37 +23,46 @@ func (w *Worker) chain(id NodeID, in intent, done bool, step func(n layout.Inode
 		return w.commit()
 	}
 	result := w.tx.result
-	for {
-		if done {
-			w.setIntent(layout.IntentNone, 0, 0, 0, 0)
-		} else {
-			w.setIntent(in.kind, id, in.start, in.end, in.aux)
-		}
-		kept := w.tx.reserve
-		w.tx.reserve = 0
-		if err := w.commit(); err != nil {
-			w.fs.unreserveBlocks(kept)
-			return err
-		}
-		w.tx.reserve = kept
-		if done {
-			w.reset()
-			return nil
-		}
+	w.setIntent(in.kind, id, in.start, in.end, in.aux)
+	if err := w.commitKeeping(); err != nil {
+		return err
+	}
+	w.chaining = true
+	for !done {
 		w.tx.result = result
 		n, err := w.stageInode(id)
 		if err == nil {
 			done, err = step(n)
 		}
+		if err == nil && done {
+			w.setIntent(layout.IntentNone, 0, 0, 0, 0)
+		} else {
+			w.tx.more = true
+		}
+		if err == nil {
+			err = w.commitKeeping()
+		}
 		if err != nil {
 			w.rollback()
 			w.setIntent(layout.IntentNone, 0, 0, 0, 0)
 			if cerr := w.commit(); cerr != nil {
-				return cerr
+				err = w.fs.damaged(true, "an operation could be neither completed nor withdrawn: %v", cerr)
 			}
+			w.chaining = false
 			return err
 		}
 	}
+	w.chaining = false
+	w.reset()
+	return nil
+}
+
+// commitKeeping commits and keeps the reserve for the next transaction.
+func (w *Worker) commitKeeping() error {
+	w.kept, w.tx.reserve = w.tx.reserve, 0
+	err := w.commit()
+	w.tx.reserve, w.kept = w.kept, 0
+	return err
 }
 
 // truncate sets the size of a regular file whose other changes are staged

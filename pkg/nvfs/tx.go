@@ -267,7 +267,6 @@ func (w *Worker) setIntent(kind uint32, node NodeID, start, end, aux uint64) {
 // nothing has changed; a failure after it leaves the volume read-only, to be
 // finished by the next recovery.
 func (w *Worker) commit() error {
-	t := &w.tx
 	if err := w.writeFresh(); err != nil {
 		w.rollback()
 		return err
@@ -286,7 +285,6 @@ func (w *Worker) commit() error {
 			w.rollback()
 			return err
 		}
-		t.committed = true
 		if err := w.apply(n); err != nil {
 			w.rollback()
 			return w.fs.damaged(true, "journal record could not be applied: %v", err)
@@ -499,7 +497,9 @@ func (w *Worker) diff(s *staged, pos int) (int, uint32) {
 }
 
 // log stores the record; when it returns nil the transaction has happened.
+// If it does not return, it may have.
 func (w *Worker) log(n int) error {
+	w.tx.committed = true
 	r := layout.Record(w.rec)
 	r.SetSeq(w.fs.seq.Add(1))
 	r.SealRecord(w.fs.seed)

@@ -62,7 +62,9 @@ type Worker struct {
 
 	tx         tx
 	held       heldLocks
-	renaming   bool // holds fs.renameMu
+	renaming   bool   // holds fs.renameMu
+	chaining   bool   // between two records of an operation
+	kept       uint64 // reserve of the chain, while a record of it is committed
 	stripped   bool
 	blockGroup uint64
 	inodeGroup uint64
@@ -108,14 +110,17 @@ func (w *Worker) End() { w.req = Request{} }
 func (w *Worker) Stripped() bool { return w.stripped }
 
 // Abort cleans up after a panic in an operation: locks and what the
-// transaction had taken are released. If the panic came after the commit
-// point the volume turns read-only, since its memory may be half changed
-// until the journal is replayed.
+// transaction had taken are released. If the panic came between the commit
+// point and the end of an operation the volume turns read-only: only the next
+// recovery can complete what was begun.
 func (w *Worker) Abort() {
-	if w.tx.committed {
-		_ = w.fs.damaged(true, "an operation failed between commit and retire")
+	if w.tx.committed || w.chaining {
+		w.chaining = false
+		_ = w.fs.damaged(true, "an operation failed half-way")
 	}
 	w.rollback()
+	w.fs.unreserveBlocks(w.kept)
+	w.kept = 0
 	w.unlock()
 	if w.renaming {
 		w.renaming = false

@@ -153,7 +153,7 @@ func TestProbeDevDax(t *testing.T) {
 			f.file("devices/platform/hmem.0/numa_node", "2")
 		}, Backing{NUMANode: 2, Domain: DomainVolatile, Volatile: true}},
 		{"virtio-pmem", "devices/pci0/virtio3/ndbus1/region1/dax1.0/dax1.0", func(f fakeSysfs) {
-			f.file("devices/pci0/virtio3/ndbus1/region1/persistence_domain", "")
+			f.file("devices/pci0/virtio3/ndbus1/region1/numa_node", "-1")
 		}, Backing{NUMANode: -1, HostFlush: true}},
 	}
 	for _, test := range tests {

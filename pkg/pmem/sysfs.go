@@ -97,7 +97,11 @@ type survey struct {
 	seen    map[string]bool
 }
 
-var virtioDevice = regexp.MustCompile(`^virtio[0-9]+$`)
+var (
+	busName      = regexp.MustCompile(`^ndbus[0-9]+$`)
+	regionName   = regexp.MustCompile(`^region[0-9]+$`)
+	virtioDevice = regexp.MustCompile(`^virtio[0-9]+$`)
+)
 
 // visit climbs from dir to the root, and does the same for the devices that a
 // stacked block device is made of.
@@ -108,8 +112,8 @@ func (v *survey) visit(root, dir string) {
 	v.seen[dir] = true
 	node := -1
 	for d := dir; len(d) > len(root); d = filepath.Dir(d) {
-		if domain, err := os.ReadFile(filepath.Join(d, "persistence_domain")); err == nil {
-			v.domains[d] = PersistenceDomain(strings.TrimSpace(string(domain)))
+		if isRegion(d) {
+			v.domains[d] = readDomain(d)
 		}
 		if virtioDevice.MatchString(filepath.Base(d)) {
 			v.virtio = true
@@ -122,6 +126,20 @@ func (v *survey) visit(root, dir string) {
 	if v.node < 0 {
 		v.node = node
 	}
+}
+
+// isRegion reports whether dir is that of a persistent region.
+func isRegion(dir string) bool {
+	return regionName.MatchString(filepath.Base(dir)) && busName.MatchString(filepath.Base(filepath.Dir(dir)))
+}
+
+// readDomain reads a region's domain; a virtio-pmem region has no such file.
+func readDomain(dir string) PersistenceDomain {
+	domain, err := os.ReadFile(filepath.Join(dir, "persistence_domain"))
+	if err != nil {
+		return DomainUnknown
+	}
+	return PersistenceDomain(strings.TrimSpace(string(domain)))
 }
 
 func (v *survey) visitParts(root, dir string) {

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strconv"
+	"sync"
 	"testing"
 
 	"github.com/dchest/siphash"
@@ -64,6 +66,8 @@ type dirName struct {
 
 const testPerGroup = 1024
 
+var testHashKey = [16]byte{1, 2, 3}
+
 // zeroMemory is fresh memory until the test ends: an image is large and almost
 // all of it is never touched.
 func zeroMemory(t testing.TB, size uint64) []byte {
@@ -79,7 +83,7 @@ func zeroMemory(t testing.TB, size uint64) []byte {
 func newImage(t testing.TB, blocks uint64) *image {
 	t.Helper()
 	im := &image{mem: zeroMemory(t, blocks*layout.BlockSize), fanout: layout.NodeExtents, inLeaf: 1 << 10, nodes: map[uint64]*file{}}
-	im.sb = &layout.Superblock{UUID: [16]byte{0xaa, 0xbb}, Label: "test", HashKey: [16]byte{1, 2, 3}, InodesPerGroup: testPerGroup,
+	im.sb = &layout.Superblock{UUID: [16]byte{0xaa, 0xbb}, Label: "test", HashKey: testHashKey, InodesPerGroup: testPerGroup,
 		Slots: 4, Reserved: 10,
 		Devices: []layout.Device{{Blocks: blocks, Groups: layout.GroupsIn(blocks, testPerGroup)}}}
 	im.seed = im.sb.Seed()
@@ -120,16 +124,18 @@ func (im *image) key(name string) uint64 {
 	return layout.KeyOf(siphash.Hash(binary.LittleEndian.Uint64(im.sb.HashKey[:]), binary.LittleEndian.Uint64(im.sb.HashKey[8:]), []byte(name)))
 }
 
-// namesWithPrefix finds n names whose keys share their first bits.
-func (im *image) namesWithPrefix(bits, n int) []string {
+// deepNames are names whose keys share their first 16 bits. Finding them takes
+// a while, and all images have the same hash key.
+var deepNames = sync.OnceValue(func() []string {
 	var list []string
-	for i := 0; len(list) < n; i++ {
-		if name := fmt.Sprintf("f%d", i); im.key(name)>>(layout.KeyBits-bits) == 0x1234>>(16-bits) {
+	im := image{sb: &layout.Superblock{HashKey: testHashKey}}
+	for i := 0; len(list) < 9; i++ {
+		if name := "f" + strconv.Itoa(i); im.key(name)>>(layout.KeyBits-16) == 0x1234 {
 			list = append(list, name)
 		}
 	}
 	return list
-}
+})
 
 func (im *image) link(dir *file, name string, f *file) {
 	dir.names = append(dir.names, dirName{im.key(name), name, f.ino, uint8(f.mode >> 12)})
@@ -507,7 +513,7 @@ func populate(t testing.TB, write bool) *populated {
 		im.link(p.wide, fmt.Sprintf("file %d %0*d", i, i%200+1, i), f)
 	}
 	p.deep = im.mkdir(root, "deep")
-	for _, name := range im.namesWithPrefix(16, 9) {
+	for _, name := range deepNames() {
 		im.link(p.deep, name, im.newFile(1, unix.S_IFREG))
 	}
 	p.deep.names[3].key |= 5 // as if names of the same hash were there before it

@@ -13,8 +13,8 @@ func (w *worker) checkJournal() error {
 	d := layout.Dynamic(c.mem[layout.DynamicOffset:][:layout.StaticSize])
 	c.clean = layout.Verify(c.seed, layout.DynamicLocation, d) && d.State() == layout.StateClean
 	records := c.unretired()
-	if len(records) > 0 && c.clean {
-		c.found.add(Problem{Code: JournalClean, Block: layout.JournalBlock}, "the volume is marked clean, but %d records are not retired", len(records))
+	if c.clean {
+		c.checkCleanJournal(records)
 	}
 	for i, r := range records {
 		if i > 0 && records[i-1].Seq() == r.Seq() {
@@ -30,6 +30,29 @@ func (w *worker) checkJournal() error {
 		c.found.note("%d records of the journal were replayed in memory; the next mount does it on the medium", c.records)
 	}
 	return nil
+}
+
+// checkCleanJournal checks that a volume that is marked clean has no record to
+// be replayed. The one that marks it so is applied before it is retired.
+func (c *checker) checkCleanJournal(records []layout.Record) {
+	for _, r := range records {
+		if !onlyDynamic(r) {
+			c.found.add(Problem{Code: JournalClean, Block: layout.JournalBlock}, "the volume is marked clean, but record %d is not retired", r.Seq())
+		}
+	}
+}
+
+// onlyDynamic reports whether r changes nothing but the dynamic half of the
+// superblock.
+func onlyDynamic(r layout.Record) bool {
+	for pos := uint32(0); pos < r.Length(); {
+		p, next := r.PatchAt(pos)
+		if next == 0 || p.Off < layout.DynamicOffset || p.Off >= blockSize {
+			return false
+		}
+		pos = next
+	}
+	return true
 }
 
 // slotBytes is the journal slot i as it is on the medium.

@@ -59,8 +59,22 @@ func TestReplay(t *testing.T) {
 		t.Error("the replay changed the volume")
 	}
 	p.setState(layout.StateClean)
-	if r := check(t, p.mem, Options{}); r.Counts[JournalClean] != 1 || r.Total() != 1 {
+	if r := check(t, p.mem, Options{}); r.Counts[JournalClean] != 2 || r.Total() != 2 {
 		t.Errorf("clean volume with records: %v", r.Counts)
+	}
+}
+
+// The record that marks the volume clean may be the last.
+func TestReplayOfUnmount(t *testing.T) {
+	p := populate(t, true)
+	dynamic := layout.Patch{Off: layout.DynamicOffset, Data: bytes.Clone(p.mem[layout.DynamicOffset:layout.BlockSize])}
+	p.record(0, 5, dynamic)
+	if r := check(t, p.mem, Options{}); r.Total() != 0 || r.Totals.Records != 1 {
+		t.Errorf("%v", r.Problems)
+	}
+	p.setState(layout.StateMounted)
+	if r := check(t, p.mem, Options{}); r.Total() != 0 || r.Totals.Records != 1 {
+		t.Errorf("%v", r.Problems)
 	}
 }
 
@@ -178,5 +192,18 @@ func TestIntents(t *testing.T) {
 	p.setIntent(layout.IntentNone, 0)
 	if r := check(t, p.mem, Options{}); len(r.Notes) != 0 || r.Counts[ExtentEOF] == 0 {
 		t.Errorf("notes %q, counts %v", r.Notes, r.Counts)
+	}
+}
+
+// A lost copy of the superblock is a problem of a clean volume only.
+func TestCopyLostInGrowth(t *testing.T) {
+	p := populate(t, true)
+	p.block(p.sb.Devices[0].Blocks - 1)[77]++
+	if r := check(t, p.mem, Options{}); r.Counts[SuperblockCopy] != 1 {
+		t.Errorf("clean volume: %v", r.Counts)
+	}
+	p.setState(layout.StateMounted)
+	if r := check(t, p.mem, Options{}); r.Total() != 0 || len(r.Notes) != 1 {
+		t.Errorf("mounted volume: %v, notes %q", r.Counts, r.Notes)
 	}
 }

@@ -191,10 +191,7 @@ func (w *worker) checkSuperblocks() error {
 		if err := w.adopt(sb); err != nil {
 			return err
 		}
-		end := sb.Devices[0].Blocks - 1
-		if !bytes.Equal(primary, w.block(end)[:layout.StaticSize]) {
-			w.found.add(Problem{Code: SuperblockCopy, Block: end}, "the copy of the superblock in the last block differs from it")
-		}
+		w.checkCopy(primary, sb.Devices[0].Blocks-1)
 	}
 	w.checkDynamic()
 	total := uint64(0)
@@ -205,6 +202,18 @@ func (w *worker) checkSuperblocks() error {
 		w.found.add(Problem{Code: Geometry}, "%d blocks are reserved, of %d", w.sb.Reserved, total)
 	}
 	return nil
+}
+
+// checkCopy compares the superblock with its copy. A crash in the middle of a
+// growth can cost the copy, which the next mount makes again.
+func (w *worker) checkCopy(primary []byte, block uint64) {
+	switch same := bytes.Equal(primary, w.block(block)[:layout.StaticSize]); {
+	case same:
+	case w.clean:
+		w.found.add(Problem{Code: SuperblockCopy, Block: block}, "the copy of the superblock in the last block differs from it")
+	default:
+		w.found.note("the copy of the superblock in block %d differs from it; the next mount writes it anew", block)
+	}
 }
 
 func (w *worker) checkDynamic() {

@@ -47,6 +47,7 @@ func (d *dev) Serve(ctx context.Context) error {
 	if err := unix.SetNonblock(int(d.fd.Fd()), false); err != nil {
 		return fmt.Errorf("/dev/fuse: %w", err)
 	}
+	reserveProcs(n)
 	// The first thread answers INIT; the kernel sends nothing before, and the
 	// others would read it with no session to serve it by.
 	ready := make(chan struct{})
@@ -64,6 +65,18 @@ func (d *dev) Serve(ctx context.Context) error {
 		d.start(running, nil)
 	}
 	return d.wait(ctx, running)
+}
+
+// reserveProcs gives every thread a scheduling context (P) of its own, and two
+// for whatever else runs in the process. A thread that returns from a read and
+// finds all of them taken, be it by threads that wait in a read themselves,
+// would be parked until the runtime's monitor looks, which may take 10 ms; and
+// with one to spare the monitor leaves waiting threads alone, instead of
+// running after each request.
+func reserveProcs(threads int) {
+	if want := threads + 2; runtime.GOMAXPROCS(0) < want {
+		runtime.GOMAXPROCS(want)
+	}
 }
 
 // wait returns when all threads have ended. The first that ends ends all: by

@@ -13,7 +13,7 @@ import (
 // BenchmarkMounted measures whole operations over the kernel on a filesystem
 // that does next to nothing.
 func BenchmarkMounted(b *testing.B) {
-	dir := mounted(b, CacheThrough)
+	dir := mounted(b, nullKind, CacheThrough)
 	path := filepath.Join(dir, "f")
 	must(b, os.WriteFile(path, make([]byte, 1<<20), 0o644))
 	for _, size := range []int{4 << 10, 512 << 10} {

@@ -2,6 +2,7 @@ package fusefs
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -18,16 +19,23 @@ import (
 // TestMounted checks that requests and replies mean to the kernel what they
 // mean here, in every cache mode.
 func TestMounted(t *testing.T) {
-	for _, cache := range []CacheMode{CacheThrough, CacheDirect, CacheWriteback} {
-		t.Run(string(cache), func(t *testing.T) {
-			root := mounted(t, cache)
-			for name, test := range mountedTests {
-				t.Run(name, func(t *testing.T) {
-					dir := filepath.Join(root, strings.ReplaceAll(name, " ", "-"))
-					must(t, os.Mkdir(dir, 0o777))
-					test(t, dir, cache)
-				})
-			}
+	for _, kind := range []fsKind{nullKind, engineKind} {
+		for _, cache := range []CacheMode{CacheThrough, CacheDirect, CacheWriteback} {
+			t.Run(fmt.Sprintf("%s/%s", kind, cache), func(t *testing.T) { testMounted(t, kind, cache) })
+		}
+	}
+}
+
+func testMounted(t *testing.T, kind fsKind, cache CacheMode) {
+	root := mounted(t, kind, cache)
+	for name, test := range mountedTests {
+		if name == "acl" && kind == nullKind {
+			continue // has none
+		}
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(root, strings.ReplaceAll(name, " ", "-"))
+			must(t, os.Mkdir(dir, 0o777))
+			test(t, dir, cache)
 		})
 	}
 }
@@ -52,6 +60,7 @@ var mountedTests = map[string]func(t *testing.T, dir string, cache CacheMode){
 	"locks":          testLocks,
 	"statfs":         testStatfs,
 	"negative entry": testNegativeEntry,
+	"acl":            testACL,
 }
 
 func pattern(n int) []byte {
@@ -531,7 +540,7 @@ func testLocks(t *testing.T, dir string, _ CacheMode) {
 func testStatfs(t *testing.T, dir string, _ CacheMode) {
 	var st unix.Statfs_t
 	must(t, unix.Statfs(dir, &st))
-	if st.Type != unix.FUSE_SUPER_MAGIC || st.Blocks != 64<<20/4096 || st.Bsize != 4096 || st.Namelen != 255 {
+	if st.Type != unix.FUSE_SUPER_MAGIC || st.Blocks == 0 || st.Blocks > 64<<20/4096 || st.Bfree > st.Blocks || st.Bsize != 4096 || st.Namelen != 255 {
 		t.Errorf("%+v", st)
 	}
 }
@@ -553,6 +562,79 @@ func testNegativeEntry(t *testing.T, dir string, _ CacheMode) {
 		t.Errorf("removed file: %v", err)
 	}
 	must(t, os.Mkdir(path, 0o755))
+}
+
+// acl composes an ACL in its extended attribute's format, from triples of tag,
+// permission and ID.
+func acl(entries ...[3]uint32) []byte {
+	b := binary.LittleEndian.AppendUint32(nil, 2)
+	for _, e := range entries {
+		b = binary.LittleEndian.AppendUint16(b, uint16(e[0]))
+		b = binary.LittleEndian.AppendUint16(b, uint16(e[1]))
+		b = binary.LittleEndian.AppendUint32(b, e[2])
+	}
+	return b
+}
+
+// Tags of ACL entries.
+const (
+	aclUserObj  = 0x01
+	aclUser     = 0x02
+	aclGroupObj = 0x04
+	aclMask     = 0x10
+	aclOther    = 0x20
+	aclNoID     = 0xffffffff
+)
+
+func testACL(t *testing.T, dir string, _ CacheMode) {
+	must(t, os.Chmod(dir, 0o755))
+	path := filepath.Join(dir, "f")
+	must(t, os.WriteFile(path, []byte("x"), 0o600))
+	open := func(uid int, path string) (err error) {
+		asUser(uid, func() {
+			var f *os.File
+			if f, err = os.OpenFile(path, os.O_RDWR, 0); err == nil {
+				f.Close()
+			}
+		})
+		return err
+	}
+	if err := open(1000, path); !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("without an ACL: %v", err)
+	}
+	list := acl([3]uint32{aclUserObj, 6, aclNoID}, [3]uint32{aclUser, 6, 1000}, [3]uint32{aclGroupObj, 4, aclNoID},
+		[3]uint32{aclMask, 6, aclNoID}, [3]uint32{aclOther, 0, aclNoID})
+	must(t, unix.Setxattr(path, "system.posix_acl_access", list, 0))
+	if err := open(1000, path); err != nil {
+		t.Errorf("with an ACL: %v", err)
+	}
+	if err := open(1001, path); !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("another user: %v", err)
+	}
+	// The group bits of the mode are the mask.
+	var st unix.Stat_t
+	must(t, unix.Stat(path, &st))
+	if st.Mode&0o777 != 0o660 {
+		t.Errorf("mode %o", st.Mode&0o777)
+	}
+	must(t, os.Chmod(path, 0o600))
+	if err := open(1000, path); !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("with an empty mask: %v", err)
+	}
+	// A default ACL is inherited, and the umask then does not count.
+	must(t, unix.Setxattr(dir, "system.posix_acl_default", list, 0))
+	old := unix.Umask(0o077)
+	inherits := filepath.Join(dir, "g")
+	err := os.WriteFile(inherits, nil, 0o666)
+	unix.Umask(old)
+	must(t, err)
+	if err := open(1000, inherits); err != nil {
+		t.Errorf("with an inherited ACL: %v", err)
+	}
+	must(t, unix.Stat(inherits, &st))
+	if st.Mode&0o777 != 0o660 {
+		t.Errorf("mode %o of the file that inherits", st.Mode&0o777)
+	}
 }
 
 func TestMountFlags(t *testing.T) {

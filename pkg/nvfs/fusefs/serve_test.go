@@ -6,21 +6,25 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs"
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/mkfs"
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
 )
 
-// serveEnv makes the test binary serve the mounted descriptor 3 in the cache
-// mode it holds. A process must not serve what it maps into memory itself: a
+// serveEnv makes the test binary serve the mounted descriptor 3: its value is
+// a kind of filesystem and a cache mode. A process must not serve what it maps into memory itself: a
 // page fault would stop its garbage collector.
 const serveEnv = "FUSEFS_TEST_SERVE"
 
 func TestMain(m *testing.M) {
-	if cache := os.Getenv(serveEnv); cache != "" {
-		if err := serveNull(CacheMode(cache)); err != nil {
+	if what := os.Getenv(serveEnv); what != "" {
+		kind, cache, _ := strings.Cut(what, " ")
+		if err := serve(fsKind(kind), CacheMode(cache)); err != nil {
 			fmt.Fprintln(os.Stderr, "serve:", err)
 			os.Exit(1)
 		}
@@ -29,18 +33,47 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func serveNull(cache CacheMode) error {
+// fsKind says which filesystem a test mounts.
+type fsKind string
+
+const (
+	nullKind   fsKind = "null"
+	engineKind fsKind = "engine"
+)
+
+func serve(kind fsKind, cache CacheMode) error {
 	space, err := pmem.NewMemory(64 << 20)
 	if err != nil {
 		return err
 	}
+	files := NewNull(space)
+	if kind == engineKind {
+		if files, err = newEngine(space); err != nil {
+			return err
+		}
+	}
 	fd := os.NewFile(3, "/dev/fuse")
-	t, err := NewTransport(fd, NewNull(space), Options{Cache: cache, Threads: 4})
+	t, err := NewTransport(fd, files, Options{Cache: cache, Threads: 4, OnPanic: func(f Fault) {
+		fmt.Fprintf(os.Stderr, "%v\n%s", f, f.Stack)
+	}})
 	if err != nil {
 		return err
 	}
 	return t.Serve(context.Background())
 }
+
+// engine is the filesystem that volumes have.
+type engine struct{ fs *nvfs.FS }
+
+func newEngine(space pmem.Space) (Filesystem, error) {
+	if _, err := mkfs.Format(space, mkfs.Options{}); err != nil {
+		return nil, err
+	}
+	fs, err := nvfs.Mount(space, nvfs.Options{})
+	return engine{fs}, err
+}
+
+func (e engine) NewWorker() (Worker, error) { return e.fs.NewWorker() }
 
 // needMount fails a test that cannot run: that is a defect of its
 // environment, not a success.
@@ -54,9 +87,9 @@ func needMount(t testing.TB) {
 	}
 }
 
-// mounted mounts a null filesystem that another process serves, and unmounts
+// mounted mounts a filesystem that another process serves, and unmounts
 // it at the end of the test.
-func mounted(t testing.TB, cache CacheMode) string {
+func mounted(t testing.TB, kind fsKind, cache CacheMode) string {
 	t.Helper()
 	needMount(t)
 	// Unlike t.TempDir's, open to other users.
@@ -67,7 +100,7 @@ func mounted(t testing.TB, cache CacheMode) string {
 	fd, err := Mount(dir, MountOptions{Source: "null", AllowOther: true})
 	must(t, err)
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), serveEnv+"="+string(cache))
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s", serveEnv, kind, cache))
 	cmd.ExtraFiles = []*os.File{fd}
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	err = cmd.Start()

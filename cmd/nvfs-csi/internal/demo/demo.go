@@ -14,8 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nvfs-csi/nvfs-csi/pkg/bench"
 	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
 )
@@ -39,7 +37,7 @@ const (
 // Options of Run.
 type Options struct {
 	Out       io.Writer
-	Memory    string // a directory on a tmpfs
+	Memory    string // an existing directory, below which the memory is mounted
 	FlushMode string // StorageClass parameter flushMode
 }
 
@@ -47,15 +45,15 @@ type Options struct {
 // cancelled, it takes down what it set up; an error says what is left if it
 // could not.
 func Run(ctx context.Context, opt Options) (err error) {
-	exe, err := checkHost(opt.Memory)
+	exe, err := checkHost()
 	if err != nil {
 		return err
 	}
-	root, err := os.MkdirTemp(opt.Memory, "nvfs-demo-")
+	memory, err := bench.NewMemory(opt.Memory, "nvfs-demo-", regionCount*regionSize+volumeSize, true)
 	if err != nil {
 		return err
 	}
-	d := &demo{console: console{out: opt.Out, total: stepCount}, layout: layout{root}, exe: exe, flushMode: opt.FlushMode}
+	d := &demo{console: console{out: opt.Out, total: stepCount}, memory: memory, layout: layout{memory.Dir}, exe: exe, flushMode: opt.FlushMode}
 	defer func() {
 		if err != nil {
 			fmt.Fprintf(opt.Out, "\n%scleaning up\n", indent)
@@ -64,7 +62,7 @@ func Run(ctx context.Context, opt Options) (err error) {
 	}()
 	begin := time.Now()
 	fmt.Fprint(opt.Out, "nvfs-csi demo: a volume of persistent memory, from CreateVolume to DeleteVolume.\n"+
-		"The persistent memory is EMULATED by DRAM ("+opt.Memory+"): everything below is real\n"+
+		"The persistent memory is EMULATED by DRAM (tmpfs): everything below is real\n"+
 		"except that it would not survive a power cut. Compare the ratios, not the figures.\n")
 	if err := d.story(ctx); err != nil {
 		if d.driver != nil && ctx.Err() == nil {
@@ -77,7 +75,7 @@ func Run(ctx context.Context, opt Options) (err error) {
 }
 
 // checkHost refuses a host on which the demo would fail half way.
-func checkHost(memory string) (exe string, err error) {
+func checkHost() (exe string, err error) {
 	if os.Getuid() != 0 {
 		return "", errors.New("the demo mounts filesystems: run it as root")
 	}
@@ -86,21 +84,22 @@ func checkHost(memory string) (exe string, err error) {
 			return "", fmt.Errorf("the demo runs %s, which is not installed: apt-get install %s", tool, pkg)
 		}
 	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(memory, &st); err != nil {
-		return "", fmt.Errorf("memory directory %s: %w", memory, err)
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		return "", fmt.Errorf("the demo mounts over FUSE: %w (modprobe fuse)", err)
 	}
-	if st.Type != unix.TMPFS_MAGIC {
-		return "", fmt.Errorf("memory directory %s is not on a tmpfs; use /dev/shm", memory)
+	available, err := bench.AvailableMemory()
+	if err != nil {
+		return "", err
 	}
-	if free := int64(st.Bavail) * st.Bsize; free < needMemory {
-		return "", fmt.Errorf("%s has %s free, the demo needs %s", memory, bench.FormatSize(free), bench.FormatSize(needMemory))
+	if available < needMemory {
+		return "", fmt.Errorf("%s of memory are available, the demo needs %s", bench.FormatSize(available), bench.FormatSize(needMemory))
 	}
 	return os.Executable()
 }
 
 type demo struct {
 	console
+	memory    *bench.Memory
 	layout    layout
 	exe       string
 	flushMode string
@@ -299,7 +298,7 @@ func (d *demo) cleanUp(ctx context.Context) error {
 		}
 		d.driver.stop()
 	}
-	return errors.Join(append(errs, forceDown(d.layout.root))...)
+	return errors.Join(append(errs, forceDown(d.layout.root), d.memory.Close())...)
 }
 
 // status asks the process that serves the volume.

@@ -16,9 +16,9 @@ import (
 
 const killWait = 10 * time.Second
 
-// forceDown removes everything that names root, the way it is done when the
-// driver cannot: mounts are detached, serving processes killed, files removed.
-// After an orderly end there is nothing but the directory to remove.
+// forceDown takes down everything that names root, the way it is done when the
+// driver cannot: mounts are detached and serving processes killed. After an
+// orderly end there is nothing to do.
 func forceDown(root string) error {
 	mounts, err := mountsBelow(root)
 	if err != nil {
@@ -33,11 +33,7 @@ func forceDown(root string) error {
 	if err := killNaming(root); err != nil {
 		errs = append(errs, err)
 	}
-	if len(errs) > 0 {
-		return errors.Join(append(errs, fmt.Errorf("left in %s", root))...)
-	}
-	// Not across a mount: with all of them detached this is our directory.
-	return os.RemoveAll(root)
+	return errors.Join(errs...)
 }
 
 // killNaming kills the processes of this very program that name dir, and

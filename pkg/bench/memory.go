@@ -1,0 +1,79 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Memory is a directory of emulated persistent memory: a tmpfs of its own. It
+// is made of 2 MiB pages where the kernel has them, because that is how a
+// devdax device is mapped; with the 4 KiB pages of an ordinary tmpfs, filling a
+// mapping for the first time would measure page faults.
+type Memory struct {
+	Dir  string
+	Huge bool // 2 MiB pages
+}
+
+// hugeOption makes a tmpfs take huge pages, whatever the system's default is.
+const hugeOption = ",huge=always"
+
+// NewMemory makes a directory below parent and mounts a tmpfs on it that may
+// take up to size bytes. It needs root.
+func NewMemory(parent, pattern string, size int64, huge bool) (*Memory, error) {
+	dir, err := os.MkdirTemp(parent, pattern)
+	if err != nil {
+		return nil, err
+	}
+	m := &Memory{Dir: dir, Huge: huge}
+	err = m.mount(size)
+	if errors.Is(err, unix.EINVAL) && huge { // a kernel without
+		m.Huge = false
+		err = m.mount(size)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("mount a tmpfs at %s: %w", dir, err), os.Remove(dir))
+	}
+	return m, nil
+}
+
+func (m *Memory) mount(size int64) error {
+	return unix.Mount("nvfs-memory", m.Dir, "tmpfs", 0, tmpfsOptions(size, m.Huge))
+}
+
+func tmpfsOptions(size int64, huge bool) string {
+	options := fmt.Sprintf("size=%d,mode=0700", size)
+	if huge {
+		options += hugeOption
+	}
+	return options
+}
+
+// Close unmounts the memory and removes the directory. Whatever is mounted
+// below it must be gone.
+func (m *Memory) Close() error {
+	if err := unix.Unmount(m.Dir, 0); err != nil {
+		return fmt.Errorf("unmount %s: %w", m.Dir, err)
+	}
+	return os.Remove(m.Dir)
+}
+
+// TmpFS is a tmpfs: what the memory itself can do behind the same VFS.
+type TmpFS struct {
+	Huge bool // 2 MiB pages, as the other filesystems' memory
+}
+
+// Name implements Filesystem.
+func (TmpFS) Name() string { return "tmpfs" }
+
+// Mount implements Filesystem.
+func (f TmpFS) Mount(_ context.Context, dir string, size int64) (*Mounted, error) {
+	m, err := NewMemory(dir, "tmpfs-", size, f.Huge)
+	if err != nil {
+		return nil, err
+	}
+	return &Mounted{Name: f.Name(), Dir: m.Dir, unmount: func(context.Context) error { return m.Close() }}, nil
+}
