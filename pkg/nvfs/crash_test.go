@@ -541,7 +541,7 @@ func runCrashCases(t *testing.T, b *crashBase, cases []crashCase, variants []sur
 					t.Errorf("crash %s: %v", img.how, err)
 				}
 				if twice > 0 && k%twice == 0 {
-					if err := b.recoverTwice(recovering, scratch, img, o, []survivors{someSurvive, noneSurvive}); err != nil {
+					if err := b.recoverTwice(recovering, scratch, img, o, []survivors{wordsSurvive, allButOne}); err != nil {
 						t.Errorf("crash %s: %v", img.how, err)
 					}
 				}
@@ -561,7 +561,7 @@ func runCrashCases(t *testing.T, b *crashBase, cases []crashCase, variants []sur
 // TestCrashAtEveryFence interrupts each operation at each of its fences.
 func TestCrashAtEveryFence(t *testing.T) {
 	b := newCrashBase(t, 16<<20, prepareTree)
-	variants := []survivors{someSurvive, noneSurvive, someSurvive, allSurvive}
+	variants := []survivors{wordsSurvive, callsSurvive, noneSurvive, allButOne, allSurvive, callsSurvive}
 	twice := 4
 	if testing.Short() {
 		variants, twice = variants[:2], 0
@@ -603,7 +603,7 @@ func TestCrashInLongOperations(t *testing.T) {
 		{name: "zero range", torn: "a", run: func(m *mounted) error { return m.Fallocate(m.id("a"), nvfs.FallocZeroRange, 5, all) }},
 		{name: "fallocate", run: func(m *mounted) error { return m.Fallocate(m.id("a"), 0, 0, all+5000) }},
 	}
-	variants, twice := []survivors{someSurvive, noneSurvive}, 9
+	variants, twice := []survivors{callsSurvive, wordsSurvive, noneSurvive}, 9
 	if testing.Short() {
 		variants, twice = variants[:1], 0
 	}

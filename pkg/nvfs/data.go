@@ -184,8 +184,7 @@ func (w *Worker) writeExtents(ino uint64, n layout.Inode, off uint64, src, base 
 			err = w.writeUnwritten(ino, n, e, pos, stop, off, src)
 		default:
 			from, to := max(off, bytesOf(pos)), min(end, bytesOf(stop))
-			w.p.Copy(bytesOf(e.Physical)+from-bytesOf(e.Logical), src[from-off:to-off])
-			w.tx.dirty = true
+			w.storeOver(bytesOf(e.Physical)+from-bytesOf(e.Logical), to-from, src[from-off:to-off])
 		}
 		if err != nil {
 			return err
@@ -199,7 +198,7 @@ func (w *Worker) writeExtents(ino uint64, n layout.Inode, off uint64, src, base 
 // and maps them.
 func (w *Worker) writeHole(ino uint64, n layout.Inode, pos, count, off uint64, src, base []byte) error {
 	for count > 0 {
-		s, err := w.takeReserved(w.goalFor(ino, n, pos), uint32(min(count, layout.GroupBlocks)), alignHuge(n, pos))
+		s, err := w.takeReserved(w.goalFor(ino, n, pos), uint32(min(count, layout.GroupBlocks)), alignHuge(n, pos), false)
 		if err != nil {
 			return err
 		}
@@ -293,9 +292,7 @@ func (w *Worker) writeUnwritten(ino uint64, n layout.Inode, e layout.Extent, pos
 
 // reflag gives blocks [pos, stop) of the mapped extent e other flags.
 func (w *Worker) reflag(ino uint64, n layout.Inode, e layout.Extent, pos, stop uint64, flags uint32) error {
-	if err := w.reserve(treeSlack, true); err != nil {
-		return err
-	}
+	w.tx.last = true // the space was paid for when it was allocated
 	cut := layout.Extent{Logical: pos, Physical: e.Physical + pos - e.Logical, Len: uint32(stop - pos), Flags: e.Flags}
 	if err := w.cutExtent(ino, n, e, cut); err != nil {
 		return err
@@ -320,9 +317,40 @@ func (w *Worker) zeroMapped(ino uint64, n layout.Inode, from, to uint64) error {
 	if err != nil || e.Physical == 0 || e.Unwritten() {
 		return err
 	}
-	w.p.Zero(bytesOf(e.Physical)+from-bytesOf(e.Logical), to-from)
-	w.tx.dirty = true
+	w.storeOver(bytesOf(e.Physical)+from-bytesOf(e.Logical), to-from, nil)
 	return nil
+}
+
+// storeOver overwrites n bytes of a file in place, with src or, if that is
+// nil, with zeros. A cache line that is covered in part is stored whole, with
+// what it held: a store of part of a word could be torn between its bytes,
+// and no reader of the file may ever see that. The inode's lock keeps others
+// from the rest of the line.
+func (w *Worker) storeOver(to, n uint64, src []byte) {
+	w.tx.dirty = true
+	var line [lineSize]byte
+	for done := uint64(0); done < n; {
+		at := to + done
+		part := min(n-done, lineSize-at%lineSize)
+		if part == lineSize { // all lines up to the last, in one go
+			part = (n - done) &^ (lineSize - 1)
+			if src == nil {
+				w.p.Zero(at, part)
+			} else {
+				w.p.Copy(at, src[done:done+part])
+			}
+		} else {
+			start := at &^ (lineSize - 1)
+			copy(line[:], w.fs.mem[start:start+lineSize])
+			if src == nil {
+				clear(line[at-start : at-start+part])
+			} else {
+				copy(line[at-start:], src[done:done+part])
+			}
+			w.p.Copy(start, line[:])
+		}
+		done += part
+	}
 }
 
 // Fsync has nothing to do: every operation is durable when it returns.

@@ -47,10 +47,17 @@ func (fs *FS) inode(ino uint64) (layout.Inode, error) {
 		}
 		return n, nil
 	}
-	if c := layout.Chunk(fs.mem[g.chunkOffset(inodeBitmap, index):][:layout.ChunkSize]); !c.Bit(index % layout.ChunkBits) {
+	if !fs.inodeTaken(g, index) {
 		return nil, errStale // never used
 	}
 	return nil, fs.damaged(false, "inode %d: checksum is wrong", ino)
+}
+
+// inodeTaken reports whether an inode's bit in the bitmap is set.
+func (fs *FS) inodeTaken(g *group, index uint32) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return fs.word(g, inodeBitmap, index/64)>>(index%64)&1 == 1
 }
 
 // soundBody reports whether the body is in a format that the type has, within

@@ -131,6 +131,7 @@ func (w *Worker) notBelow(ino, top uint64) error {
 // renameLocked renames with all inodes locked. free says that the replaced
 // inode is to be released afterwards.
 func (w *Worker) renameLocked(r *renameArgs) (again, free bool, err error) {
+	w.tx.last = true // names can be moved on a full volume
 	from, err := w.stageDir(r.fromDir)
 	if err != nil {
 		return false, false, err

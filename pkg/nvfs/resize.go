@@ -258,7 +258,7 @@ func (w *Worker) fillHoles(ino uint64, n layout.Inode, first, last uint64) (bool
 			continue
 		}
 		count := min(e.End(), last) - pos
-		s, err := w.takeReserved(w.goalFor(ino, n, pos), uint32(min(count, layout.GroupBlocks)), pos%layout.HugeBlocks == 0 && count >= layout.HugeBlocks)
+		s, err := w.takeReserved(w.goalFor(ino, n, pos), uint32(min(count, layout.GroupBlocks)), pos%layout.HugeBlocks == 0 && count >= layout.HugeBlocks, false)
 		if err != nil {
 			return false, err
 		}
@@ -299,9 +299,7 @@ func (w *Worker) punch(id NodeID, n layout.Inode, from, to uint64) error {
 		}
 		return w.commit()
 	}
-	if err := w.reserve(treeSlack, true); err != nil {
-		return err
-	}
+	w.tx.last = true // a hole in the middle of an extent makes two of it
 	if err := w.zeroEdges(ino, n, from, to); err != nil {
 		return err
 	}

@@ -116,12 +116,16 @@ type image map[uint64][]byte
 type survivors int
 
 const (
-	allSurvive  survivors = iota // every store reached the memory
-	noneSurvive                  // nothing did since the Persister's last fence
-	someSurvive                  // each word either way
+	allSurvive   survivors = iota // every store reached the memory
+	noneSurvive                   // nothing did since the Persister's last fence
+	wordsSurvive                  // each word either way
+	callsSurvive                  // what one call stored does or does not, as a whole
+	allButOne                     // what one call stored does not
 )
 
-func (s survivors) String() string { return [...]string{"all", "none", "some"}[s] }
+func (s survivors) String() string {
+	return [...]string{"all", "no", "some words of", "some whole", "all but one"}[s]
+}
 
 // crash returns what a crash at this moment leaves. r.mu is held.
 func (r *recorder) crash(s survivors, rnd *rand.Rand) image {
@@ -133,14 +137,31 @@ func (r *recorder) crash(s survivors, rnd *rand.Rand) image {
 		return img
 	}
 	for _, p := range r.persisters {
+		if len(p.pending) == 0 {
+			continue
+		}
 		lost := map[uint64]bool{}
+		unit := func(u pendingWord) uint64 { return u.off }
+		switch s {
+		case callsSurvive:
+			unit = func(u pendingWord) uint64 { return u.call }
+		case allButOne:
+			victim := p.pending[rnd.IntN(len(p.pending))].call
+			unit = func(u pendingWord) uint64 {
+				if u.call == victim {
+					return 1
+				}
+				return 0
+			}
+			lost[0], lost[1] = false, true
+		}
 		for _, u := range p.pending {
-			if _, seen := lost[u.off]; !seen {
-				lost[u.off] = s == noneSurvive || rnd.Uint32()&1 == 0
+			if _, seen := lost[unit(u)]; !seen {
+				lost[unit(u)] = s == noneSurvive || rnd.Uint32()&1 == 0
 			}
 		}
 		for _, u := range slices.Backward(p.pending) {
-			if lost[u.off] {
+			if lost[unit(u)] {
 				binary.LittleEndian.PutUint64(img[u.off/pageSize][u.off%pageSize:], u.old)
 			}
 		}
@@ -191,18 +212,21 @@ type recPersister struct {
 	pending []pendingWord
 	dirty   map[uint64]bool // lines with stores that await a flush
 	flushed map[uint64]bool // lines flushed since the last fence
+	calls   uint64
 }
 
 type pendingWord struct {
 	off     uint64
 	old     uint64
+	call    uint64 // which of the Persister's calls stored it
 	flushed bool
 }
 
 // touch notes the words of [off, off+n) before they change. r.mu is held.
 func (p *recPersister) touch(off, n uint64, flushed bool) {
+	p.calls++
 	for u := off &^ 7; u < off+n && !p.r.quiet; u += 8 {
-		p.pending = append(p.pending, pendingWord{u, binary.LittleEndian.Uint64(p.r.mem[u:]), flushed})
+		p.pending = append(p.pending, pendingWord{u, binary.LittleEndian.Uint64(p.r.mem[u:]), p.calls, flushed})
 	}
 	for page := off / pageSize; page <= (off+n-1)/pageSize; page++ {
 		p.r.touched[page] = true

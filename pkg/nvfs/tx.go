@@ -40,6 +40,7 @@ type tx struct {
 	orphaned  []uint64 // inodes to enter into the orphan bitmap
 	adopted   []uint64 // inodes to take out of it
 	reserve   uint64   // reserved blocks not yet taken
+	last      bool     // tree blocks may be the volume's last blocks
 	cost      int      // estimate of the record's size
 	dirty     bool     // data was stored and awaits a fence
 	more      bool     // further records of the same request follow
@@ -140,7 +141,7 @@ func (fs *FS) node(block uint64, magic uint32, owner uint64) (layout.Node, error
 
 // newNode allocates a block for a tree of owner.
 func (w *Worker) newNode(magic uint32, owner uint64, depth uint16) (uint64, layout.Node, error) {
-	s, err := w.takeReserved(0, 1, false)
+	s, err := w.takeReserved(0, 1, false, w.tx.last)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -155,11 +156,11 @@ func (w *Worker) newNode(magic uint32, owner uint64, depth uint16) (uint64, layo
 
 // takeReserved takes up to want contiguous blocks out of the transaction's
 // reserve, topping the reserve up as needed.
-func (w *Worker) takeReserved(goal uint64, want uint32, aligned bool) (span, error) {
+func (w *Worker) takeReserved(goal uint64, want uint32, aligned, privileged bool) (span, error) {
 	t := &w.tx
 	if t.reserve < uint64(want) {
 		need := uint64(want) - t.reserve
-		if err := w.fs.reserveBlocks(need, false); err != nil {
+		if err := w.fs.reserveBlocks(need, privileged); err != nil {
 			return span{}, err
 		}
 		t.reserve += need
@@ -574,7 +575,9 @@ func (w *Worker) settle() {
 	}
 	freed := uint64(0)
 	for _, s := range t.frees {
-		fs.group(layout.GroupOf(s.start)).freeBlocks += int64(s.n)
+		g := fs.group(layout.GroupOf(s.start))
+		g.freeBlocks += int64(s.n)
+		g.blockCursor = min(g.blockCursor, uint32(s.start-g.start)) // memory in use lately is mapped and warm
 		freed += s.n
 	}
 	perGroup := fs.sb.InodesPerGroup

@@ -121,7 +121,7 @@ func TestKillKeepsData(t *testing.T) {
 	}
 	v.mount(t) // over the dead one
 	wantPayload(t, v)
-	if got := len(mountsBelow(t, v.mnt)); got != 1 {
+	if got := mountCount(t, v.mnt); got != 1 {
 		t.Errorf("%d mounts at the mount point, want 1", got)
 	}
 	v.unmount(t)

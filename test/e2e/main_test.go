@@ -19,11 +19,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/bench"
 )
 
 const (
-	// memoryRoot is where emulated persistent memory lies.
-	memoryRoot = "/dev/shm"
+	// memoryRoot is where emulated persistent memory is mounted, and
+	// memoryLimit what a test may fill of it.
+	memoryRoot  = "/dev/shm"
+	memoryLimit = 8 << 30
 
 	commandTimeout = 60 * time.Second
 	// settleTimeout bounds the wait for something that happens by itself.
@@ -123,30 +127,30 @@ func execute(t *testing.T, name string, args ...string) result {
 	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 
-// memoryDir is a directory on a tmpfs that is gone after the test, whatever
-// is still mounted below it or served from it.
+// memoryDir is emulated persistent memory that is gone after the test,
+// whatever is still mounted below it or served from it.
 func memoryDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp(memoryRoot, "nvfs-e2e-")
+	memory, err := bench.NewMemory(memoryRoot, "nvfs-e2e-", memoryLimit, true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		for _, m := range slices.Backward(mountsBelow(t, dir)) {
+		for _, m := range slices.Backward(mountsBelow(t, memory.Dir)) {
 			t.Errorf("left mounted: %s", m)
 			if err := unix.Unmount(m, unix.MNT_DETACH); err != nil {
 				t.Errorf("detach %s: %v", m, err)
 			}
 		}
-		for _, pid := range serversOf(t, dir) {
+		for _, pid := range serversOf(t, memory.Dir) {
 			t.Errorf("left running: process %d", pid)
 			killAndWait(t, pid, syscall.SIGKILL)
 		}
-		if err := os.RemoveAll(dir); err != nil {
+		if err := memory.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return dir
+	return memory.Dir
 }
 
 // sparse makes a file of size bytes.
@@ -244,9 +248,8 @@ func serversOf(t *testing.T, path string) []int {
 	return pids
 }
 
-// mountsBelow lists the mount points at or below dir, in the order in which
-// they were mounted.
-func mountsBelow(t *testing.T, dir string) []string {
+// mountPoints lists all mount points in the order in which they were mounted.
+func mountPoints(t *testing.T) []string {
 	t.Helper()
 	info, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -254,17 +257,27 @@ func mountsBelow(t *testing.T, dir string) []string {
 	}
 	var found []string
 	for line := range strings.Lines(string(info)) {
-		fields := strings.Fields(line)
-		if len(fields) > 4 && (fields[4] == dir || strings.HasPrefix(fields[4], dir+"/")) {
+		if fields := strings.Fields(line); len(fields) > 4 {
 			found = append(found, fields[4])
 		}
 	}
 	return found
 }
 
+func mountsBelow(t *testing.T, dir string) []string {
+	t.Helper()
+	return slices.DeleteFunc(mountPoints(t), func(m string) bool { return !strings.HasPrefix(m, dir+"/") })
+}
+
+// mountCount is how many mounts lie over each other at mnt.
+func mountCount(t *testing.T, mnt string) int {
+	t.Helper()
+	return len(slices.DeleteFunc(mountPoints(t), func(m string) bool { return m != mnt }))
+}
+
 func isMounted(t *testing.T, mnt string) bool {
 	t.Helper()
-	return slices.Contains(mountsBelow(t, mnt), mnt)
+	return mountCount(t, mnt) > 0
 }
 
 // exitWatch waits for the end of a process that is not our child.

@@ -1,6 +1,8 @@
 // Package fsck checks an NVFS volume against the invariants that
-// docs/format.md lists. It never writes: records that the journal holds are
-// replayed into private copies of the blocks that they change.
+// docs/format.md lists, and repairs what breaks them.
+//
+// Check never writes: records that the journal holds are replayed into
+// private copies of the blocks that they change.
 //
 // A check has three passes over the groups, each spread over threads: the
 // bitmaps are verified; the inodes in use are verified and everything that
@@ -28,20 +30,17 @@ type Options struct {
 	// MaxProblems is how many problems the report describes; all are
 	// counted. 0 means 1000.
 	MaxProblems int
-	// Repair asks for problems to be repaired.
+	// Repair asks for problems to be repaired: Check does what Repair does.
 	Repair bool
+	// Now is the time that what a repair makes gets; zero is the system's.
+	Now time.Time
 }
 
 const defaultMaxProblems = 1000
 
-// Errors of Check that callers may want to tell apart. All of them mean that
-// the check could not run.
-var (
-	// ErrRepair means that Options.Repair was set.
-	ErrRepair = errors.New("repair is not offered by this version; copy what is readable off the volume and make it anew")
-	// ErrNoSuperblock means that neither superblock can be used.
-	ErrNoSuperblock = errors.New("no usable superblock")
-)
+// ErrNoSuperblock means that the check could not run because neither
+// superblock can be used.
+var ErrNoSuperblock = errors.New("no usable superblock")
 
 // Report is the result of a check.
 type Report struct {
@@ -57,6 +56,13 @@ type Report struct {
 	// Notes say what is not a problem but worth knowing: replayed records,
 	// intents and orphans that the next mount completes.
 	Notes []string `json:"notes,omitempty"`
+
+	// Repairs describes what a repair did, as Problems the problems, and
+	// Repaired counts it by the code of what was wrong.
+	Repairs  []Problem       `json:"repairs,omitempty"`
+	Repaired map[Code]uint64 `json:"repaired,omitempty"`
+	// Found is Counts of before the repair; nil when nothing was repaired.
+	Found map[Code]uint64 `json:"found,omitempty"`
 
 	Totals Totals `json:"totals"`
 
@@ -81,6 +87,7 @@ type Totals struct {
 // Exit codes as fsck(8) defines them.
 const (
 	ExitClean    = 0
+	ExitRepaired = 1 // errors were found and all of them repaired
 	ExitErrors   = 4 // errors were left uncorrected
 	ExitCouldNot = 8 // the check could not run
 )
@@ -93,6 +100,8 @@ func (r *Report) ExitCode() int {
 		return ExitCouldNot
 	case r.Total() > 0:
 		return ExitErrors
+	case r.Found != nil:
+		return ExitRepaired
 	}
 	return ExitClean
 }
@@ -111,7 +120,7 @@ func (r *Report) Total() uint64 {
 // then there is no report.
 func Check(ctx context.Context, space pmem.Space, opt Options) (*Report, error) {
 	if opt.Repair {
-		return nil, ErrRepair
+		return Repair(ctx, space, opt)
 	}
 	if opt.Threads <= 0 {
 		opt.Threads = runtime.GOMAXPROCS(0)

@@ -187,13 +187,6 @@ func TestUnknownFeatures(t *testing.T) {
 	}
 }
 
-func TestRepairIsRefused(t *testing.T) {
-	p := populate(t, true)
-	if _, err := Check(context.Background(), memSpace(p.mem), Options{Repair: true}); !errors.Is(err, ErrRepair) {
-		t.Error(err)
-	}
-}
-
 func TestCancelled(t *testing.T) {
 	p := populate(t, true)
 	ctx, cancel := context.WithCancelCause(context.Background())

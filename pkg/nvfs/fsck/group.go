@@ -22,6 +22,10 @@ type group struct {
 	names     atomic.Pointer[[]uint32]            // names of each inode: four counts a word
 	connected atomic.Pointer[[]uint64]            // directories that the root leads to
 	lost      atomic.Pointer[[]uint64]            // directories that it does not
+
+	// Of a repair: directories that their parent names, and that have the
+	// name which stays.
+	byParent, kept atomic.Pointer[[]uint64]
 }
 
 // word is the i-th word of the bitmap in block which of the group.

@@ -47,6 +47,9 @@ func (c *checker) open(space pmem.Space) error {
 	if err != nil {
 		var cerr error
 		if sb, cerr = layout.DecodeSuperblock(mem[(size/blockSize-1)*blockSize:][:layout.StaticSize]); cerr != nil {
+			sb = scanForCopy(mem, size)
+		}
+		if sb == nil {
 			return fmt.Errorf("%w: in block 0: %w; at the end of the device: %w", ErrNoSuperblock, err, cerr)
 		}
 	}

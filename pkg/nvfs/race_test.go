@@ -1,0 +1,5 @@
+//go:build race
+
+package nvfs_test
+
+const raceEnabled = true
