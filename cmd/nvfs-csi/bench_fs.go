@@ -35,7 +35,7 @@ type benchFSOptions struct {
 }
 
 func newBenchFSCommand() *cobra.Command {
-	opt := benchFSOptions{size: 1 << 30}
+	opt := benchFSOptions{size: 768 << 20}
 	cmd := &cobra.Command{
 		Use:   "fs [flags]",
 		Short: "Compare NVFS with ext4, xfs, tmpfs and the floor of FUSE",
@@ -54,7 +54,7 @@ func newBenchFSCommand() *cobra.Command {
 	flags.IntVar(&opt.rounds, "rounds", 3, "how often each workload is measured on each filesystem")
 	flags.DurationVar(&opt.runtime, "runtime", 2*time.Second, "length of each random fio job")
 	flags.StringSliceVar(&opt.filesystems, "filesystems", nil,
-		"what to measure: FLUSH/CACHE for NVFS, such as nt/through, and ext4, xfs, tmpfs, null (default: all)")
+		"what to measure: FLUSH/CACHE for NVFS, such as nt/through, and ext4, xfs, tmpfs, tmpfs-huge, null (default: all)")
 	flags.BoolVar(&opt.noTree, "no-tree", false, "do not copy the Go source tree")
 	flags.BoolVar(&opt.smallPages, "small-pages", false, "emulate with 4 KiB pages instead of 2 MiB, which a devdax device has")
 	flags.StringVar(&opt.only, "only", "", "measure only workloads whose name contains this")
@@ -80,7 +80,16 @@ func (o *benchFSOptions) run(cmd *cobra.Command) (err error) {
 			return err
 		}
 	}
-	memory, err := bench.NewMemory(o.memory, "nvfs-bench-", int64(o.size)*int64(len(filesystems)+1), !o.smallPages)
+	limit := int64(o.size) * int64(len(filesystems)+1)
+	available, err := bench.AvailableMemory()
+	if err != nil {
+		return err
+	}
+	if limit > available {
+		return fmt.Errorf("%d filesystems of %s need more memory than the %s that are available: choose fewer with --filesystems or a smaller --size",
+			len(filesystems), bench.FormatSize(int64(o.size)), bench.FormatSize(available))
+	}
+	memory, err := bench.NewMemory(o.memory, "nvfs-bench-", limit, !o.smallPages)
 	if err != nil {
 		return err
 	}
@@ -124,13 +133,15 @@ func (o *benchFSOptions) chosen(exe string) ([]bench.Filesystem, error) {
 		case "ext4", "xfs":
 			all = append(all, bench.LoopFS{Type: name})
 		case "tmpfs":
-			all = append(all, bench.TmpFS{Huge: !o.smallPages})
+			all = append(all, bench.TmpFS{})
+		case "tmpfs-huge":
+			all = append(all, bench.TmpFS{Huge: true})
 		case "null":
 			all = append(all, bench.NullFUSE{Exe: exe})
 		default:
 			flush, cache, ok := strings.Cut(name, "/")
 			if _, err := pmem.ParseMode(flush); !ok || err != nil {
-				return nil, fmt.Errorf("--filesystems %s: known are FLUSH/CACHE, ext4, xfs, tmpfs and null", name)
+				return nil, fmt.Errorf("--filesystems %s: known are FLUSH/CACHE, ext4, xfs, tmpfs, tmpfs-huge and null", name)
 			}
 			all = append(all, bench.NVFS{Exe: exe, Flush: flush, Cache: cache})
 		}
@@ -145,7 +156,7 @@ func defaultFilesystems() []string {
 	for _, mode := range pmem.CPUModes() {
 		names = append(names, string(mode)+"/through")
 	}
-	return append(names, "null", "ext4", "xfs", "tmpfs")
+	return append(names, "null", "ext4", "xfs", "tmpfs", "tmpfs-huge")
 }
 
 func (o *benchFSOptions) writeJSON(r fsReport) error {

@@ -61,13 +61,19 @@ func (m *Memory) Close() error {
 	return os.Remove(m.Dir)
 }
 
-// TmpFS is a tmpfs: what the memory itself can do behind the same VFS.
+// TmpFS is a tmpfs: what memory itself can do behind the same VFS. It is the
+// one filesystem that gets its memory while it is measured.
 type TmpFS struct {
-	Huge bool // 2 MiB pages, as the other filesystems' memory
+	Huge bool // 2 MiB pages; an ordinary tmpfs such as /dev/shm has 4 KiB
 }
 
 // Name implements Filesystem.
-func (TmpFS) Name() string { return "tmpfs" }
+func (f TmpFS) Name() string {
+	if f.Huge {
+		return "tmpfs 2M"
+	}
+	return "tmpfs"
+}
 
 // Mount implements Filesystem.
 func (f TmpFS) Mount(_ context.Context, dir string, size int64) (*Mounted, error) {

@@ -43,7 +43,7 @@ func (n NVFS) Mount(ctx context.Context, dir string, size int64) (m *Mounted, er
 			err = errors.Join(err, remove())
 		}
 	}()
-	if err := createSparse(image, size); err != nil {
+	if err := createImage(ctx, image, size); err != nil {
 		return nil, err
 	}
 	if err := os.Mkdir(mnt, 0o700); err != nil {
@@ -80,8 +80,8 @@ func (n NullFUSE) Name() string { return "null FUSE" }
 // Mount implements Filesystem.
 func (n NullFUSE) Mount(ctx context.Context, dir string, size int64) (*Mounted, error) {
 	image, mnt := filepath.Join(dir, "pmem"), filepath.Join(dir, "mnt")
-	if err := createSparse(image, size); err != nil {
-		return nil, err
+	if err := createImage(ctx, image, size); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(image))
 	}
 	if err := os.Mkdir(mnt, 0o700); err != nil {
 		return nil, errors.Join(err, os.Remove(image))

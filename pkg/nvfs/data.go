@@ -245,7 +245,7 @@ func (w *Worker) fillNew(s span, pos, off uint64, src, base []byte) {
 		off, srcEnd = end, end
 	}
 	baseEnd := uint64(len(base))
-	var line [lineSize]byte
+	line := &w.line
 	for cur := start; cur < end; {
 		to := bytesOf(s.start) + cur - start
 		next := end
@@ -328,7 +328,7 @@ func (w *Worker) zeroMapped(ino uint64, n layout.Inode, from, to uint64) error {
 // from the rest of the line.
 func (w *Worker) storeOver(to, n uint64, src []byte) {
 	w.tx.dirty = true
-	var line [lineSize]byte
+	line := &w.line
 	for done := uint64(0); done < n; {
 		at := to + done
 		part := min(n-done, lineSize-at%lineSize)

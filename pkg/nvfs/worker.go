@@ -69,6 +69,7 @@ type Worker struct {
 	blockGroup uint64
 	inodeGroup uint64
 	rec        []byte // image of the record being made
+	line       [lineSize]byte
 	xset       []byte // attribute set being read
 	xnew       []byte // attribute set being made
 	order      []dirOrder

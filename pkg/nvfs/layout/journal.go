@@ -84,9 +84,8 @@ func (r Record) Valid(seed uint32) bool {
 // number with a check in its high 16 bits, since a damaged word that passed
 // for "not retired" would replay history.
 func RetireWord(seed uint32, seq uint64) uint64 {
-	var p [8]byte
-	put64(p[:], 0, seq)
-	return seq&retireSeq | uint64(Sum(seed, 0, p[:]))<<retireChkBit
+	mixed := (seq ^ uint64(seed)<<16) * 0x9e3779b97f4a7c15 // Fibonacci hashing: the high bits depend on all of seq
+	return seq&retireSeq | mixed>>retireChkBit<<retireChkBit
 }
 
 // Retired is the sequence number of the last retired record in the slot; ok

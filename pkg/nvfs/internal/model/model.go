@@ -3,6 +3,8 @@
 package model
 
 import (
+	"maps"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -58,10 +60,10 @@ func New(now nvfs.Time) *Model {
 }
 
 // Type is the file type as in st_mode.
-func (n *Node) Type() uint32  { return n.Mode & unix.S_IFMT }
+func (n *Node) Type() uint32 { return n.Mode & unix.S_IFMT }
 
 // IsDir reports whether n is a directory.
-func (n *Node) IsDir() bool   { return n.Type() == unix.S_IFDIR }
+func (n *Node) IsDir() bool { return n.Type() == unix.S_IFDIR }
 
 // Regular reports whether n is a regular file.
 func (n *Node) Regular() bool { return n.Type() == unix.S_IFREG }
@@ -609,4 +611,21 @@ func (m *Model) Remount(known []*Node) {
 		}
 		m.reap(n)
 	}
+}
+
+// PathOf is the path under which Dump describes n; "" if n has no name.
+func (m *Model) PathOf(n *Node) string {
+	var find func(at *Node, path string) string
+	find = func(at *Node, path string) string {
+		if at == n {
+			return path
+		}
+		for _, name := range slices.Sorted(maps.Keys(at.Children)) {
+			if p := find(at.Children[name], strings.TrimSuffix(path, "/")+"/"+name); p != "" {
+				return p
+			}
+		}
+		return ""
+	}
+	return find(m.Root, "/")
 }
