@@ -31,18 +31,21 @@ func newFsckCommand() *cobra.Command {
 	var opt fsckOptions
 	cmd := &cobra.Command{
 		Use:   "fsck [-n|--repair] [--json] [--threads N] PATH",
-		Short: "Check an NVFS volume",
+		Short: "Check and repair an NVFS volume",
 		Long: "fsck checks the NVFS volume on PATH, a devdax device, a file or the name of a\n" +
-			"namespace, which must not be mounted. It writes nothing.\n\n" +
-			"Exit code: 0 clean, 4 errors were found and left, 8 the check could not run, 16\n" +
-			"wrong command line. This version cannot repair: --repair is refused.",
+			"namespace, which must not be mounted. It writes nothing, unless --repair is given:\n" +
+			"then it repairs what it finds, by fixed rules. What cannot be kept is given up and\n" +
+			"reported; what has lost its name is put into lost+found. An interrupted repair is\n" +
+			"completed by the next. Copy a volume of value before it is repaired.\n\n" +
+			"Exit code: 0 clean, 1 errors were found and all repaired, 4 errors are left, 8 the\n" +
+			"check could not run, 16 wrong command line.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return opt.run(cmd.Context(), cmd.OutOrStdout(), args[0])
 		},
 	}
 	flags := cmd.Flags()
-	flags.BoolVarP(&opt.noWrite, "no-write", "n", false, "check only (always so in this version)")
+	flags.BoolVarP(&opt.noWrite, "no-write", "n", false, "check only (the default)")
 	flags.BoolVar(&opt.repair, "repair", false, "repair what is found")
 	flags.BoolVar(&opt.json, "json", false, "print the report as JSON")
 	flags.IntVar(&opt.threads, "threads", 0, "threads that work at a time (default: one for each CPU)")
@@ -77,8 +80,7 @@ func (o *fsckOptions) check(ctx context.Context, arg string) (report *fsck.Repor
 	if err != nil {
 		return nil, err
 	}
-	// Nothing is stored, so how stores would become durable does not matter.
-	mapping, err := pmem.Open(b.path, pmem.Options{ReadOnly: true, Emulated: b.emulated})
+	mapping, err := pmem.Open(b.path, pmem.Options{ReadOnly: !o.repair, Emulated: b.emulated})
 	if errors.Is(err, pmem.ErrInUse) {
 		return nil, fmt.Errorf("%w; a mounted volume cannot be checked: unmount it first", err)
 	}
@@ -94,6 +96,9 @@ func printReport(w io.Writer, arg string, r *fsck.Report) error {
 	for _, n := range r.Notes {
 		fmt.Fprintf(&b, "note: %s\n", n)
 	}
+	for _, p := range r.Repairs {
+		fmt.Fprintf(&b, "repaired: %s\n", p)
+	}
 	for _, p := range r.Problems {
 		fmt.Fprintf(&b, "%s\n", p)
 	}
@@ -101,8 +106,13 @@ func printReport(w io.Writer, arg string, r *fsck.Report) error {
 		fmt.Fprintf(&b, "and %d more\n", hidden)
 	}
 	verdict := "clean"
-	if r.Total() > 0 {
-		verdict = fmt.Sprintf("%d problems; copy what is readable to another volume and make this one anew", r.Total())
+	switch {
+	case r.Total() > 0 && r.Found != nil:
+		verdict = fmt.Sprintf("%d problems could not be repaired; copy what is readable to another volume and make this one anew", r.Total())
+	case r.Total() > 0:
+		verdict = fmt.Sprintf("%d problems; fsck --repair repairs them", r.Total())
+	case r.Found != nil:
+		verdict = "repaired, clean now"
 	}
 	fmt.Fprintf(&b, "%s: %s: %d/%d inodes, %d/%d blocks, %d directories, %.2f s\n",
 		arg, verdict, r.Totals.Inodes, r.Totals.InodesMax, r.Totals.BlocksUsed, r.Totals.Blocks, r.Totals.Directories, r.Seconds)
@@ -111,8 +121,8 @@ func printReport(w io.Writer, arg string, r *fsck.Report) error {
 }
 
 // fsckHelperArgs turns the command line that fsck(8) gives to fsck.nvfs into
-// that of the subcommand. Automatic repair at boot becomes a check: what it
-// finds is for a person to decide about.
+// that of the subcommand. Automatic repair at boot becomes a check: what a
+// repair would give up is for a person to decide about.
 func fsckHelperArgs(args []string) []string {
 	var out []string
 	for _, arg := range args {

@@ -42,7 +42,8 @@ func (w *Worker) dirWalk(ino uint64, n layout.Inode, key uint64, p *dirPath) err
 			p.leaf = block
 			return nil
 		}
-		if int(b.Depth()) != p.level || p.level > layout.MaxDirLevel {
+		if int(b.Depth()) != p.level || p.level > layout.MaxDirLevel ||
+			p.level > 0 && b.Prefix() != key>>(layout.KeyBits-layout.DirFanoutBits*p.level) {
 			return w.fs.damaged(false, "directory %d: index block %d is out of place", ino, block)
 		}
 		p.index[p.level], p.slot[p.level] = block, layout.KeySlot(key, uint16(p.level))

@@ -1,10 +1,6 @@
 package nvfs
 
-import (
-	"math"
-
-	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
-)
+import "github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
 
 // The extent tree of a file: a B+tree with its root in the inode. A node's
 // entry in its parent carries a lower bound of the node's keys. Nodes are
@@ -13,8 +9,8 @@ import (
 
 const (
 	maxExtentDepth = 8
-	noBlock        = math.MaxUint64
-	maxExtentLen   = math.MaxUint32
+	noBlock        = 1 << 52 // past every block of a file
+	maxExtentLen   = 1<<32 - 1
 )
 
 // extentNode is one node of the tree: the root (node nil) or a block.
@@ -144,6 +140,9 @@ func (w *Worker) extentAt(ino uint64, n layout.Inode, block uint64) (layout.Exte
 			}
 			return e, nil
 		}
+	}
+	if bound > noBlock {
+		return layout.Extent{}, w.fs.damaged(false, "inode %d: extent beyond the largest file", ino)
 	}
 	if bound <= block {
 		bound = block + 1 // a lower bound of the next node that nothing keeps yet

@@ -70,7 +70,7 @@ func soundBody(n layout.Inode) bool {
 	case unix.S_IFDIR:
 		return n.Format() == layout.FormatDir
 	case unix.S_IFREG, unix.S_IFLNK:
-		return n.Format() == layout.FormatExtents || n.Format() == layout.FormatInline && n.Size() <= uint64(n.BodyRoom())
+		return n.Format() == layout.FormatExtents && n.Size() <= maxFileSize || n.Format() == layout.FormatInline && n.Size() <= uint64(n.BodyRoom())
 	}
 	return n.Format() == layout.FormatNone
 }

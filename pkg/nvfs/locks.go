@@ -75,8 +75,15 @@ func (w *Worker) unlock() {
 // forgotten it. Four bytes an inode, in pages that exist while one of their
 // counts is not zero.
 type lookupTable struct {
-	shards [64]sync.Mutex
+	shards [64]lookupShard
 	pages  atomic.Pointer[[]*lookupPage]
+}
+
+// lookupShard guards a part of the pages. It keeps one page that is not in
+// use, so that a lookup that is soon forgotten does not allocate.
+type lookupShard struct {
+	sync.Mutex
+	spare *lookupPage
 }
 
 const lookupPageLen = 1024
@@ -108,8 +115,10 @@ func (t *lookupTable) add(ino uint64, n uint32) {
 	list := *t.pages.Load()
 	p := list[page]
 	if p == nil {
-		p = new(lookupPage)
-		list[page] = p
+		if p = mu.spare; p == nil {
+			p = new(lookupPage)
+		}
+		mu.spare, list[page] = nil, p
 	}
 	c := &p.counts[ino%lookupPageLen]
 	if *c == 0 {
@@ -137,7 +146,7 @@ func (t *lookupTable) sub(ino, n uint64) uint32 {
 	*c -= uint32(min(uint64(*c), n))
 	if *c == 0 {
 		if p.live--; p.live == 0 {
-			list[page] = nil
+			mu.spare, list[page] = p, nil
 		}
 		return 0
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs"
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/mkfs"
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
 )
 
 // choices turns bytes into decisions.
@@ -741,6 +742,11 @@ func (s *session) run(every int) error {
 		if err := s.step(); err != nil {
 			return err
 		}
+		if r, ok := s.m.space.(*recorder); ok {
+			if f := r.settled(); len(f) > 0 {
+				return fmt.Errorf("stores, flushes and fences: %s", strings.Join(f, "; "))
+			}
+		}
 		if i%every == 0 {
 			if err := s.verify(); err != nil {
 				return err
@@ -761,9 +767,8 @@ func (s *session) run(every int) error {
 	return s.finish()
 }
 
-func runOperations(t *testing.T, size uint64, data []byte, every int, tight bool) {
+func runOperations(t *testing.T, space pmem.Space, data []byte, every int, tight bool) {
 	t.Helper()
-	space := newMemSpace(size)
 	format(t, space, mkfs.Options{BytesPerInode: 4096})
 	s := &session{c: choices{data: data}, tight: tight}
 	newSession(mount(t, space, s.clock.now), s)
@@ -819,9 +824,9 @@ func seeds(t testing.TB, n int) []uint64 {
 }
 
 func TestRandomOperations(t *testing.T) {
-	for _, seed := range seeds(t, 8) {
+	for _, seed := range seeds(t, 5) {
 		t.Run(fmt.Sprintf("seed-%d", seed), func(t *testing.T) {
-			runOperations(t, 512<<20, randomBytes(seed, 60_000), 400, false)
+			runOperations(t, newMemSpace(512<<20), randomBytes(seed, 40_000), 400, false)
 		})
 	}
 }
@@ -830,7 +835,17 @@ func TestRandomOperations(t *testing.T) {
 func TestRandomOperationsOnFullVolume(t *testing.T) {
 	for _, seed := range seeds(t, 8) {
 		t.Run(fmt.Sprintf("seed-%d", seed), func(t *testing.T) {
-			runOperations(t, 16<<20, randomBytes(1000+seed, 40_000), 400, true)
+			runOperations(t, newMemSpace(16<<20), randomBytes(1000+seed, 40_000), 400, true)
+		})
+	}
+}
+
+// TestStoreDiscipline checks after each operation that every store was
+// flushed once and fenced, and that nothing was flushed or fenced in vain.
+func TestStoreDiscipline(t *testing.T) {
+	for _, seed := range seeds(t, 2) {
+		t.Run(fmt.Sprintf("seed-%d", seed), func(t *testing.T) {
+			runOperations(t, newRecorder(32<<20), randomBytes(2000+seed, 12_000), 400, true)
 		})
 	}
 }
@@ -840,6 +855,6 @@ func FuzzOperations(f *testing.F) {
 		f.Add(randomBytes(seed, 400))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		runOperations(t, 32<<20, data[:min(len(data), 4000)], 50, true)
+		runOperations(t, newMemSpace(32<<20), data[:min(len(data), 4000)], 50, true)
 	})
 }

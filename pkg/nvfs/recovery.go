@@ -204,6 +204,9 @@ func (w *Worker) repeat(id NodeID, kind uint32, start, end, aux uint64) error {
 	if n.Format() != layout.FormatExtents {
 		return nil
 	}
+	if start > end && kind != layout.IntentTruncate || end > maxFileSize || aux > maxFileSize {
+		return w.fs.damaged(true, "inode %d: the operation to be completed cannot be", id.Ino())
+	}
 	switch kind {
 	case layout.IntentTruncate:
 		step := func(n layout.Inode) (bool, error) { return w.truncateStep(id.Ino(), n, start) }

@@ -147,6 +147,11 @@ func (w *Worker) renameLocked(r *renameArgs) (again, free bool, err error) {
 		w.rollback() // two names of one file: nothing to do
 		return false, false, nil
 	}
+	if mistakeRename && r.flags == 0 {
+		if from, to, err = w.removeOldNameFirst(r, from); err != nil {
+			return false, false, err
+		}
+	}
 	src, err := w.stageChild(r.src)
 	if err != nil {
 		return false, false, err
@@ -235,6 +240,9 @@ func (w *Worker) moveName(r *renameArgs, from, to, src, dst layout.Inode) error 
 		return err
 	}
 	w.reparent(r, from, to, src, r.toDir)
+	if mistakeRename && r.flags == 0 {
+		return nil
+	}
 	if r.whiteout == 0 {
 		return w.dirRemove(r.fromDir.Ino(), from, r.fromName)
 	}

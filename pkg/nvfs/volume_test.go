@@ -133,7 +133,7 @@ func (m *mounted) names(dir nvfs.NodeID) (map[string]nvfs.DirEntry, error) {
 // content describes the data of a file by its pages that are not zero.
 func (m *mounted) content(id nvfs.NodeID, size uint64) (string, error) {
 	h := sha256.New()
-	buf := make([]byte, 256<<10)
+	buf := make([]byte, min(256<<10, (size+pageSize-1)&^(pageSize-1)))
 	for pos := uint64(0); pos < size; {
 		data, err := m.Lseek(id, pos, unix.SEEK_DATA)
 		if errors.Is(err, syscall.ENXIO) {
@@ -188,11 +188,17 @@ func (m *mounted) xattrs(id nvfs.NodeID) (map[string]string, error) {
 		return nil, err
 	}
 	set := map[string]string{}
-	buf := make([]byte, 64<<10)
+	var buf []byte
 	for _, name := range strings.Split(strings.TrimSuffix(string(list), "\x00"), "\x00") {
-		n, err := m.GetXattr(id, []byte(name), buf)
+		n, err := m.GetXattr(id, []byte(name), nil)
 		if err != nil {
 			return nil, err
+		}
+		buf = slices.Grow(buf[:0], n)[:n]
+		if n > 0 {
+			if n, err = m.GetXattr(id, []byte(name), buf); err != nil {
+				return nil, err
+			}
 		}
 		set[name] = string(buf[:n])
 	}

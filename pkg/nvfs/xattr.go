@@ -374,7 +374,7 @@ func (w *Worker) setACL(ino uint64, n layout.Inode, name, acl []byte, flags uint
 	}
 	if bytes.Equal(name, aclDefaultName) {
 		if !isDir(n) {
-			return errPerm
+			return unix.EACCES
 		}
 		if len(acl) == 0 {
 			return w.replaceXattr(ino, n, name, nil, 0)

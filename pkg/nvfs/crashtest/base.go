@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/internal/model"
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem/record"
 )
 
@@ -28,7 +27,7 @@ var Bases = func() map[string]*Base {
 		{Name: "full", Size: 16 << 20, Prepare: Ops(full)},
 		{Name: "growing", Size: 16 << 20, Grown: 17 << 20, Prepare: Ops(small)},
 		{Name: "growing-group", Size: 130 << 20, Grown: 150 << 20, Prepare: Ops(small)},
-		{Name: "empty", Size: 16 << 20},
+		{Name: "common", Size: 16 << 20, Prepare: Ops(common())},
 	} {
 		m[b.Name] = b
 	}
@@ -72,6 +71,19 @@ func wide() string {
 	return b.String()
 }
 
+// workers is how many work at once on volume "common".
+const workers = 4
+
+// common has a directory for each worker and one for all of them.
+func common() string {
+	var b strings.Builder
+	b.WriteString("mkdir /common; ")
+	for w := range workers {
+		fmt.Fprintf(&b, "mkdir /w%d; create /common/w%d-a; write /common/w%d-a 0 5000; create /w%d/b; ", w, w, w, w)
+	}
+	return b.String()
+}
+
 // fragments has a file of more extents than one record frees.
 func fragments() string {
 	var b strings.Builder
@@ -94,7 +106,7 @@ func (b *Base) prepare() error {
 	}
 	space.Freeze()
 	var c clock
-	v, err := mount(space, c.now, 1)
+	v, err := mount(space, c.now, 1, newBuffers())
 	if err != nil {
 		return err
 	}

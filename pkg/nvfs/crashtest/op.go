@@ -70,7 +70,8 @@ type session struct {
 	w     *nvfs.Worker
 	m     *model.Model
 	clock *clock
-	seq   int // operations done
+	still bool // the clock does not go on with each operation
+	seq   int  // operations done
 
 	heldID   nvfs.NodeID
 	heldNode *model.Node
@@ -100,7 +101,9 @@ func (s *session) run(op Op) error {
 	if !ok {
 		return fmt.Errorf("unknown operation %q", op)
 	}
-	s.clock.ticks.Add(1)
+	if !s.still {
+		s.clock.ticks.Add(1)
+	}
 	s.m.Now = s.clock.now()
 	s.seq++
 	s.torn, s.result, s.errno = nil, 0, 0
@@ -241,13 +244,15 @@ func init() {
 		"create": func(s *session, a *args) error { return s.create(a, unix.S_IFREG) },
 		"mkdir":  func(s *session, a *args) error { return s.create(a, unix.S_IFDIR) },
 		"mknod":  (*session).mknod, "symlink": (*session).symlink, "link": (*session).link,
-		"unlink":   func(s *session, a *args) error { return s.remove(a, false) },
-		"rmdir":    func(s *session, a *args) error { return s.remove(a, true) },
-		"rename":   (*session).rename,
-		"write":    (*session).write,
-		"copy":     (*session).copyRange,
-		"truncate": func(s *session, a *args) error { return s.setattr(&args{words: []string{a.word(), "size=" + a.word()}}) },
-		"setattr":  (*session).setattr, "fallocate": (*session).fallocate,
+		"unlink": func(s *session, a *args) error { return s.remove(a, false) },
+		"rmdir":  func(s *session, a *args) error { return s.remove(a, true) },
+		"rename": (*session).rename,
+		"write":  (*session).write,
+		"copy":   (*session).copyRange,
+		"truncate": func(s *session, a *args) error {
+			return s.setattr(&args{words: []string{a.word(), "size=" + a.word()}})
+		},
+		"setattr": (*session).setattr, "fallocate": (*session).fallocate,
 		"setxattr": (*session).setxattr, "rmxattr": (*session).rmxattr,
 		"tmpfile": (*session).tmpfile, "hold": (*session).hold, "linkheld": (*session).linkheld,
 		"writeheld": (*session).writeheld, "release": (*session).release,
@@ -601,11 +606,25 @@ func (s *session) fill(a *args) error {
 		return missing(err)
 	}
 	return s.agree(func() error {
-		var st nvfs.StatFS
-		if err := s.w.StatFS(&st); err != nil {
-			return err
+		for off := uint64(0); ; {
+			var st nvfs.StatFS
+			if err := s.w.StatFS(&st); err != nil || st.BlocksAvail == 0 {
+				return err
+			}
+			for blocks := st.BlocksAvail; ; blocks /= 2 { // a part of it may be needed for the tree
+				if blocks == 0 {
+					return nil
+				}
+				err := s.w.Fallocate(id, nvfs.FallocKeepSize, off, blocks*model.PageSize)
+				if err == nil {
+					off += blocks * model.PageSize
+					break
+				}
+				if !errors.Is(err, syscall.ENOSPC) {
+					return err
+				}
+			}
 		}
-		return s.w.Fallocate(id, nvfs.FallocKeepSize, 0, st.BlocksAvail*uint64(st.BlockSize))
 	}, func() syscall.Errno { return s.m.Fallocate(n, nvfs.FallocKeepSize, 0, 1) })
 }
 
@@ -615,4 +634,11 @@ func (s *session) grow(*args) error {
 	}
 	_, err := s.v.fs.Grow()
 	return err
+}
+
+// settle waits until the mount has counted the free space, so that no
+// operation meets it half-way.
+func (s *session) settle() error {
+	var st nvfs.StatFS
+	return s.w.StatFS(&st)
 }

@@ -52,16 +52,22 @@ func format(space *record.Space) error {
 type volume struct {
 	fs      *nvfs.FS
 	workers []*nvfs.Worker
-	xattr   []byte // buffers
-	data    []byte
+	*buffers
 }
 
-func mount(space pmem.Space, now func() nvfs.Time, workers int) (*volume, error) {
+// buffers are used by one volume after another.
+type buffers struct{ data, xattr []byte }
+
+func newBuffers() *buffers {
+	return &buffers{data: make([]byte, 64<<10), xattr: make([]byte, layout.MaxXattrLen)}
+}
+
+func mount(space pmem.Space, now func() nvfs.Time, workers int, b *buffers) (*volume, error) {
 	fs, err := nvfs.Mount(space, nvfs.Options{Clock: now})
 	if err != nil {
 		return nil, err
 	}
-	v := &volume{fs: fs}
+	v := &volume{fs: fs, buffers: b}
 	for range workers {
 		w, err := fs.NewWorker()
 		if err != nil {
@@ -216,23 +222,16 @@ func (d *dumper) line(a *nvfs.Attr, path string) (string, error) {
 		c, err := d.v.content(d.w, a.ID, a.Size)
 		return model.FileLine(s, a.Size, c), err
 	case unix.S_IFLNK:
-		buf := d.v.buffer()
+		buf := d.v.data
 		n, err := d.w.Readlink(a.ID, buf)
 		return model.LinkLine(s, string(buf[:n])), err
 	}
 	return s, nil
 }
 
-func (v *volume) buffer() []byte {
-	if v.data == nil {
-		v.data = make([]byte, 256<<10)
-	}
-	return v.data
-}
-
 // content hashes a file, without its holes.
 func (v *volume) content(w *nvfs.Worker, id nvfs.NodeID, size uint64) (c model.Content, err error) {
-	buf := v.buffer()
+	buf := v.data
 	for pos := uint64(0); pos < size; {
 		data, err := w.Lseek(id, pos, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
@@ -263,9 +262,6 @@ func (v *volume) xattrs(w *nvfs.Worker, id nvfs.NodeID) (map[string]string, erro
 	names := make([]byte, n)
 	if _, err := w.ListXattr(id, names); err != nil {
 		return nil, err
-	}
-	if v.xattr == nil {
-		v.xattr = make([]byte, layout.MaxXattrLen)
 	}
 	set := map[string]string{}
 	for name := range strings.SplitSeq(strings.TrimSuffix(string(names), "\x00"), "\x00") {
@@ -311,7 +307,21 @@ func (v *volume) readFile(path string, limit uint64) ([]byte, error) {
 	return p, err
 }
 
-// probe makes the first changes after a recovery.
+// use makes the first changes after a recovery and then removes everything. On
+// a full volume the changes come last.
+func (v *volume) use() error {
+	err := v.probe()
+	full := errors.Is(err, unix.ENOSPC)
+	if err != nil && !full {
+		return err
+	}
+	if err := v.removeAll(nvfs.RootID); err != nil || !full {
+		return err
+	}
+	return v.probe()
+}
+
+// probe makes changes of several kinds and takes them back.
 func (v *volume) probe() error {
 	w := v.workers[0]
 	var d, f nvfs.Attr
@@ -319,7 +329,7 @@ func (v *volume) probe() error {
 	for _, step := range []func() error{
 		func() error { return w.Mkdir(nvfs.RootID, []byte(".probe"), &args, &d) },
 		func() error { return w.Mknod(d.ID, []byte("a"), &args, &f) },
-		func() error { _, err := w.Write(f.ID, 100, v.buffer()[:5000], 0); return err },
+		func() error { _, err := w.Write(f.ID, 100, v.data[:5000], 0); return err },
 		func() error { return w.SetXattr(f.ID, []byte("user.probe"), []byte("v"), 0) },
 		func() error { return w.Rename(d.ID, []byte("a"), nvfs.RootID, []byte(".probe2"), 0) },
 		func() error { return w.Unlink(nvfs.RootID, []byte(".probe2")) },

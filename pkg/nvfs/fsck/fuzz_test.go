@@ -18,7 +18,14 @@ type vandal struct {
 }
 
 func newVandal(t testing.TB) *vandal {
-	v := &vandal{p: populate(t, true), words: []uint64{0, 1, 2, 7, 8, 255, 256, 4095, 1<<16 - 1, 1 << 31, 1<<32 - 1, 1 << 51, 1 << 62, 1<<63 - 1, 1 << 63, 1<<64 - 1}}
+	v := &vandal{p: populate(t, true)}
+	v.fill()
+	return v
+}
+
+// fill collects what to damage, and with what.
+func (v *vandal) fill() {
+	v.words = []uint64{0, 1, 2, 7, 8, 255, 256, 4095, 1<<16 - 1, 1 << 31, 1<<32 - 1, 1 << 51, 1 << 62, 1<<63 - 1, 1 << 63, 1<<64 - 1}
 	v.objects = sealedObjects(v.p)
 	v.words = append(v.words, v.p.blocks...)
 	for ino := range v.p.nodes {
@@ -27,7 +34,6 @@ func newVandal(t testing.TB) *vandal {
 	for g := range v.p.next {
 		v.words = append(v.words, layout.GroupStart(uint64(g)), layout.GroupStart(uint64(g))+5)
 	}
-	return v
 }
 
 // damage changes up to 8 bytes of an object and, with seal, makes its
@@ -73,6 +79,11 @@ func (v *vandal) survives(t testing.TB) {
 	if err != nil && isInternal(err) {
 		t.Fatal(err)
 	}
+	v.takeBack()
+}
+
+// takeBack undoes all damage.
+func (v *vandal) takeBack() {
 	for i := len(v.undo) - 1; i >= 0; i-- {
 		v.undo[i]()
 	}

@@ -87,6 +87,9 @@ func (w *worker) checkInode(g *group, index uint32) {
 	if ino == rootIno {
 		w.checkRoot(n)
 	}
+	if n.Mode()>>16 != 0 {
+		w.problem(InodeMode, "mode %#o has more bits than a mode", n.Mode())
+	}
 	if int(n.XattrInline()) > layout.InodeBodySize {
 		w.problem(InodeFormat, "%d bytes of inline attributes exceed the inode", n.XattrInline())
 		return

@@ -146,6 +146,10 @@ func (r *repairer) fixFields(n layout.Inode) (code Code) {
 		n.SetCtime(n.CtimeSec(), min(n.CtimeNsec(), maxNsec))
 		n.SetBtime(n.BtimeSec(), min(n.BtimeNsec(), maxNsec))
 	}
+	if n.Mode()>>16 != 0 {
+		code = InodeMode
+		n.SetMode(n.Mode() & 0xffff)
+	}
 	if int(n.XattrInline()) > layout.InodeBodySize-8 {
 		code = InodeFormat
 		n.SetXattrInline(0)

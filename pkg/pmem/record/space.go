@@ -1,6 +1,7 @@
 package record
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"runtime"
@@ -21,11 +22,30 @@ const (
 type Base struct {
 	mem  []byte
 	size uint64
+	used []uint64 // pages that are not zero
+}
+
+var zeroPage [pageSize]byte
+
+// newBase copies mem, the pages that are not zero, so that the others take no
+// memory.
+func newBase(mem []byte, size uint64) *Base {
+	b := &Base{mem: make([]byte, len(mem)), size: size}
+	for page := range uint64(len(mem) / pageSize) {
+		if p := mem[page*pageSize : (page+1)*pageSize]; !bytes.Equal(p, zeroPage[:]) {
+			copy(b.mem[page*pageSize:], p)
+			b.used = append(b.used, page)
+		}
+	}
+	return b
 }
 
 // NewSpace returns a Space with that content.
 func (b *Base) NewSpace() *Space {
-	s := &Space{mem: slices.Clone(b.mem), base: b}
+	s := &Space{mem: make([]byte, len(b.mem)), base: b}
+	for _, page := range b.used {
+		copy(s.mem[page*pageSize:(page+1)*pageSize], b.mem[page*pageSize:])
+	}
 	s.size.Store(b.size)
 	return s
 }
@@ -52,7 +72,7 @@ type Space struct {
 var _ pmem.Space = (*Space)(nil)
 
 // New returns a Space of size bytes of zeros that can be resized up to
-// reserve bytes.
+// reserve bytes. Both are multiples of 4096.
 func New(size, reserve uint64) *Space {
 	s := &Space{mem: make([]byte, max(size, reserve))}
 	s.size.Store(size)
@@ -71,8 +91,9 @@ func (s *Space) Resize(size uint64) { s.size.Store(size) }
 // ReadOnly is false.
 func (s *Space) ReadOnly() bool { return false }
 
-// Quiet turns the checks of Lint off, which cost time. It is called before
-// the first NewPersister.
+// Quiet turns the checks of Lint off, which cost time, and makes Persisters
+// wait for each other, so that Snapshot sees what a crash could leave. It is
+// called before the first NewPersister.
 func (s *Space) Quiet() { s.quiet = true }
 
 // AtFence has f called ahead of each fence of later Persisters, on their
@@ -128,7 +149,7 @@ func (s *Space) touched() []uint64 {
 func (s *Space) Freeze() *Base {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.base = &Base{mem: slices.Clone(s.mem), size: s.Size()}
+	s.base = newBase(s.mem, s.Size())
 	s.persisters, s.loaded = nil, nil
 	return s.base
 }
@@ -167,8 +188,9 @@ func (s *Space) Load(img *Image) {
 	s.loaded = pages.list(nil)
 }
 
-// Snapshot is the present content as an image. Operations may be under way:
-// each word is then old or new.
+// Snapshot is the present content as an image: what a crash leaves that spares
+// every store so far. While Persisters are in use the Space must be quiet or
+// recording.
 func (s *Space) Snapshot() *Image {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -268,13 +290,14 @@ func (p *persister) Store64(off uint64, v uint64) {
 	if p.lint != nil {
 		p.lint.store(off, pc)
 	}
-	p.touched.add(off, wordSize)
-	if p.s.trace.Load() == nil {
+	if p.alone() {
+		p.touched.add(off, wordSize)
 		binary.LittleEndian.PutUint64(p.s.mem[off:], v)
 		return
 	}
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
+	p.touched.add(off, wordSize)
 	binary.LittleEndian.PutUint64(p.s.mem[off:], v)
 	if t := p.s.trace.Load(); t != nil {
 		t.calls++
@@ -285,42 +308,58 @@ func (p *persister) Store64(off uint64, v uint64) {
 func (p *persister) Copy(off uint64, src []byte) {
 	n := uint64(len(src))
 	pc := p.caller()
-	if p.bulk(off, n, pc) {
+	if n == 0 {
+		p.empty(off, pc)
+		return
+	}
+	p.checkBulk(off, n, pc)
+	if p.alone() {
+		p.touched.add(off, n)
 		copy(p.s.mem[off:off+n], src)
 		return
 	}
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
+	p.touched.add(off, n)
 	copy(p.s.mem[off:off+n], src)
 	p.logBulk(off, n, pc)
 }
 
 func (p *persister) Zero(off, n uint64) {
 	pc := p.caller()
-	if p.bulk(off, n, pc) {
+	if n == 0 {
+		p.empty(off, pc)
+		return
+	}
+	p.checkBulk(off, n, pc)
+	if p.alone() {
+		p.touched.add(off, n)
 		clear(p.s.mem[off : off+n])
 		return
 	}
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
+	p.touched.add(off, n)
 	clear(p.s.mem[off : off+n])
 	p.logBulk(off, n, pc)
 }
 
-// bulk checks a Copy or Zero, and reports whether nothing is recorded.
-func (p *persister) bulk(off, n uint64, pc uintptr) bool {
-	if n == 0 {
-		if p.lint != nil {
-			p.lint.add(EmptyStore, off, pc)
-		}
-		return true
+// alone reports whether the Persister need not care for others: nothing is
+// recorded, and no snapshot may be taken.
+func (p *persister) alone() bool { return !p.s.quiet && p.s.trace.Load() == nil }
+
+func (p *persister) empty(off uint64, pc uintptr) {
+	if p.lint != nil {
+		p.lint.add(EmptyStore, off, pc)
 	}
+}
+
+// checkBulk checks a Copy or Zero.
+func (p *persister) checkBulk(off, n uint64, pc uintptr) {
 	p.check(off, n)
 	if p.lint != nil {
 		p.lint.bulk(off, n, pc)
 	}
-	p.touched.add(off, n)
-	return p.s.trace.Load() == nil
 }
 
 // logBulk records what memory now holds as a call's stores. s.mu is held.

@@ -1,0 +1,201 @@
+package fsck
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
+)
+
+// errInterrupted is the panic of a store behind the last one that is let
+// through.
+var errInterrupted = errors.New("interrupted")
+
+// storeSpace is memory that can be stored to, until fence number stopAt: then
+// what was stored since the one before is kept, lost, or kept in part.
+type storeSpace struct {
+	memSpace
+	fences  int
+	stopAt  int // 0: never
+	keep    func() bool
+	pending []word // since the last fence
+	history []word // before that
+}
+
+// word is an aligned word and what it was before it was stored to.
+type word struct{ off, old uint64 }
+
+func (s *storeSpace) ReadOnly() bool               { return false }
+func (s *storeSpace) NewPersister() pmem.Persister { return s }
+
+func (s *storeSpace) Store64(off, v uint64) {
+	s.pending = append(s.pending, word{off, binary.LittleEndian.Uint64(s.memSpace[off:])})
+	binary.LittleEndian.PutUint64(s.memSpace[off:], v)
+}
+
+func (s *storeSpace) Copy(off uint64, src []byte) {
+	for len(src) > 0 {
+		at := off &^ 7
+		var b [8]byte
+		copy(b[:], s.memSpace[at:])
+		n := copy(b[off-at:], src)
+		s.Store64(at, binary.LittleEndian.Uint64(b[:]))
+		off, src = off+uint64(n), src[n:]
+	}
+}
+
+func (s *storeSpace) Zero(off, n uint64)  { s.Copy(off, make([]byte, n)) }
+func (s *storeSpace) Flush(off, n uint64) {}
+
+func (s *storeSpace) Fence() error {
+	if s.fences++; s.fences == s.stopAt {
+		for i := len(s.pending) - 1; i >= 0; i-- {
+			if !s.keep() {
+				binary.LittleEndian.PutUint64(s.memSpace[s.pending[i].off:], s.pending[i].old)
+			}
+		}
+		panic(errInterrupted)
+	}
+	s.history = append(s.history, s.pending...)
+	s.pending = s.pending[:0]
+	return nil
+}
+
+// revert takes all stores back: an image is too large to be copied often.
+func (s *storeSpace) revert() {
+	s.history = append(s.history, s.pending...)
+	for _, w := range slices.Backward(s.history) {
+		binary.LittleEndian.PutUint64(s.memSpace[w.off:], w.old)
+	}
+	*s = storeSpace{memSpace: s.memSpace}
+}
+
+var repairTime = time.Unix(1_800_000_000, 5)
+
+func repair(t testing.TB, mem []byte) *Report {
+	t.Helper()
+	r, err := Repair(context.Background(), &storeSpace{memSpace: mem}, Options{Threads: 2, Now: repairTime})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func mustBeRepaired(t testing.TB, r *Report, mem []byte) {
+	t.Helper()
+	if r.ExitCode() != ExitRepaired {
+		t.Errorf("exit code %d: left %v\nnotes %q\ndone %v", r.ExitCode(), r.Problems, r.Notes, r.Repairs)
+	}
+	if again := check(t, mem, Options{}); again.Total() != 0 {
+		t.Errorf("after the repair: %v", again.Problems)
+	}
+}
+
+// notOurs are damages that no program can mend.
+var notOurs = map[string]bool{}
+
+// Whatever single invariant is broken, the repair ends with a volume that
+// breaks none, and a further one finds nothing to do.
+func TestEveryDamageIsRepaired(t *testing.T) {
+	for _, d := range damages {
+		t.Run(d.name, func(t *testing.T) {
+			p := damagedImage(t, d)
+			r := repair(t, p.mem)
+			if notOurs[d.name] {
+				if r.ExitCode() != ExitErrors {
+					t.Errorf("exit code %d", r.ExitCode())
+				}
+				return
+			}
+			mustBeRepaired(t, r, p.mem)
+			s := &storeSpace{memSpace: p.mem}
+			if r, err := Repair(context.Background(), s, Options{}); err != nil || r.ExitCode() != ExitClean || s.fences != 0 {
+				t.Errorf("again: %v, exit code %d, %d fences", err, r.ExitCode(), s.fences)
+			}
+		})
+	}
+}
+
+func damagedImage(t testing.TB, d damage) *populated {
+	p := populate(t, false)
+	if d.before != nil {
+		d.before(p)
+	}
+	p.write()
+	if d.after != nil {
+		d.after(p)
+	}
+	return p
+}
+
+// A repair that is interrupted at any fence, with any of the stores since the
+// last one, is completed by the next.
+func TestInterruptedRepair(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 7))
+	models := map[string]func() bool{
+		"all": func() bool { return true }, "none": func() bool { return false }, "some": func() bool { return r.IntN(2) == 0 },
+	}
+	for _, d := range damages {
+		if notOurs[d.name] {
+			continue
+		}
+		s := &storeSpace{memSpace: damagedImage(t, d).mem}
+		if _, err := Repair(context.Background(), s, Options{Now: repairTime}); err != nil {
+			t.Fatal(err)
+		}
+		fences := s.fences
+		for model, keep := range models {
+			for at := 1; at <= fences; at += 1 + fences/12 {
+				s.revert()
+				s.stopAt, s.keep = at, keep
+				interrupt(t, s)
+				s.stopAt = 0
+				if r, err := Repair(context.Background(), s, Options{Now: repairTime}); err != nil || r.Total() != 0 {
+					t.Fatalf("%s: interrupted at fence %d of %d, %s kept: %v, %+v", d.name, at, fences, model, err, r)
+				}
+			}
+		}
+	}
+}
+
+func interrupt(t testing.TB, s *storeSpace) {
+	t.Helper()
+	_, err := Repair(context.Background(), s, Options{Now: repairTime})
+	if err != nil && !isInternal(err) {
+		t.Fatal(err)
+	}
+	if s.fences < s.stopAt {
+		t.Fatalf("not interrupted: %d fences of %d", s.fences, s.stopAt)
+	}
+}
+
+// Random damage, with right checksums for the most part, is repaired too.
+func TestRandomDamageIsRepaired(t *testing.T) {
+	v := newVandal(t)
+	r := rand.New(rand.NewPCG(3, 4))
+	for round := range 1000 {
+		for range 1 + r.IntN(4) {
+			value := r.Uint64()
+			if r.IntN(4) != 0 {
+				value = v.words[r.IntN(len(v.words))]
+			}
+			v.damage(r.Uint32(), r.Uint32(), value, uint8(r.IntN(8)), r.IntN(8) != 0)
+		}
+		s := &storeSpace{memSpace: v.p.mem}
+		rep, err := Repair(context.Background(), s, Options{Now: repairTime})
+		switch {
+		case err != nil && isInternal(err):
+			t.Fatalf("round %d: %v", round, err)
+		case err != nil, rep.Counts[Geometry] > 0: // superblock beyond repair
+		case rep.Total() > 0:
+			t.Fatalf("round %d: left %v\n%q\ndone %v", round, rep.Problems, rep.Notes, rep.Repairs)
+		}
+		s.revert()
+		v.takeBack()
+	}
+}

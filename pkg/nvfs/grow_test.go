@@ -1,0 +1,192 @@
+package nvfs_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs"
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/mkfs"
+)
+
+// growSteps are sizes at which something different grows: nothing but the
+// place of the superblock's copy, the last group, a small new group, several
+// groups.
+var growSteps = []uint64{20 << 20, 20<<20 + 4096, 24 << 20, 130 << 20, 131 << 20, 133 << 20, 150 << 20, 400 << 20}
+
+// TestGrow grows a volume in steps, with remounts in between, and fills it.
+func TestGrow(t *testing.T) {
+	space := newMemSpace(growSteps[len(growSteps)-1])
+	space.size.Store(growSteps[0])
+	format(t, space, mkfs.Options{BytesPerInode: 16384})
+	m := mount(t, space, nil)
+	if err := prepareTree(m); err != nil {
+		t.Fatal(err)
+	}
+	before, err := m.dump()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, size := range growSteps[1:] {
+		old := m.totals()
+		space.size.Store(size)
+		got, err := m.fs.Grow()
+		if err != nil || got != size {
+			t.Fatal(size, got, err)
+		}
+		if d := m.fs.Superblock().Devices[0]; d.Blocks*pageSize != size {
+			t.Fatalf("the superblock says %d blocks", d.Blocks)
+		}
+		now := m.totals()
+		if now.Blocks < old.Blocks || now.BlocksFree-old.BlocksFree != now.Blocks-old.Blocks || now.FilesFree-old.FilesFree != now.Files-old.Files {
+			t.Fatalf("totals went from %+v to %+v", old, now)
+		}
+		if size >= old.Blocks*pageSize+64<<20 && now.Blocks == old.Blocks {
+			t.Fatalf("nothing was gained at %d", size)
+		}
+		if i%2 == 0 {
+			if err := m.unmount(); err != nil {
+				t.Fatalf("at %d: %v", size, err)
+			}
+			m = mount(t, space, nil)
+			if again := m.totals(); again != now {
+				t.Fatalf("totals after a remount at %d:\n have %+v\n want %+v", size, again, now)
+			}
+		}
+		if dump, err := m.dump(); err != nil || dump != before {
+			t.Fatalf("at %d: %v\n%s", size, err, diffLines(dump, before))
+		}
+	}
+	if got, err := m.fs.Grow(); err != nil || got != growSteps[len(growSteps)-1] {
+		t.Fatal("growth without more space: ", got, err)
+	}
+	filler, err := m.create(nvfs.RootID, "filler", unix.S_IFDIR|0755)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fillData(t, m, filler)
+	if s := m.totals(); s.BlocksAvail > 0 {
+		t.Errorf("%d blocks cannot be used", s.BlocksAvail)
+	}
+	if err := m.unmount(); err != nil {
+		t.Fatal(err)
+	}
+	m = mount(t, space, nil)
+	if err := m.removeAll(nvfs.RootID); err != nil {
+		t.Fatal(err)
+	}
+	if s := m.totals(); s.BlocksFree != s.Blocks || s.FilesFree != s.Files-1 {
+		t.Errorf("space is lost: %+v", s)
+	}
+	if err := m.unmount(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestGrowUnderLoad grows while others work.
+func TestGrowUnderLoad(t *testing.T) {
+	space := newMemSpace(600 << 20)
+	space.size.Store(20 << 20)
+	format(t, space, mkfs.Options{BytesPerInode: 16384})
+	m := mount(t, space, nil)
+	steps := 6000 * scale(t)
+	if testing.Short() {
+		steps = 1500
+	}
+	runCrowd(t, m, 4, steps, func() error {
+		for size := uint64(21 << 20); size <= 600<<20; size += 29 << 20 {
+			space.size.Store(size)
+			if _, err := m.fs.Grow(); err != nil {
+				return fmt.Errorf("at %d: %w", size, err)
+			}
+			_ = m.fs.Superblock()
+		}
+		return nil
+	})
+	if err := m.unmount(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCrashInGrow interrupts growth at each of its fences. Afterwards the
+// volume has the old or the new size, and can grow (again).
+func TestCrashInGrow(t *testing.T) {
+	for _, step := range [][2]uint64{{20 << 20, 24 << 20}, {20 << 20, 300 << 20}, {130 << 20, 160 << 20}} {
+		t.Run(fmt.Sprintf("%d to %d MiB", step[0]>>20, step[1]>>20), func(t *testing.T) {
+			crashInGrow(t, step[0], step[1])
+		})
+	}
+}
+
+func crashInGrow(t *testing.T, from, to uint64) {
+	rec := newRecorder(to)
+	rec.size.Store(from)
+	format(t, rec, mkfs.Options{BytesPerInode: 16384})
+	var clock testClock
+	m := mount(t, rec, clock.now)
+	if err := prepareTree(m); err != nil {
+		t.Fatal(err)
+	}
+	before, err := m.dump()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.unmount(); err != nil {
+		t.Fatal(err)
+	}
+	rec.checkpoint()
+	m = mount(t, rec, clock.now)
+	small := m.totals()
+	if f := rec.settled(); len(f) > 0 {
+		t.Fatal(strings.Join(f, "; "))
+	}
+	rec.size.Store(to)
+	c := newCollector(rec, []survivors{wordsSurvive, callsSurvive, noneSurvive, allButOne, allSurvive})
+	if _, err := m.fs.Grow(); err != nil {
+		t.Fatal(err)
+	}
+	rec.atFence = nil
+	if f := rec.settled(); len(f) > 0 {
+		t.Fatal(strings.Join(f, "; "))
+	}
+	large := m.totals()
+	c.add(rec.crash(allSurvive, nil), "at the end")
+	if err := m.unmount(); err != nil {
+		t.Fatal(err)
+	}
+	scratch := rec.sibling(true)
+	for i, img := range c.images {
+		verify := func() error {
+			scratch.load(img.image)
+			m, err := tryMount(scratch, clock.now)
+			if err != nil {
+				return err
+			}
+			have := m.totals()
+			if have != small && have != large || i == len(c.images)-1 && have != large {
+				return fmt.Errorf("totals %+v are neither %+v nor %+v", have, small, large)
+			}
+			if dump, err := m.dump(); err != nil || dump != before {
+				return fmt.Errorf("%w: tree differs:\n%s", err, diffLines(dump, before))
+			}
+			if err := m.unmount(); err != nil {
+				return err
+			}
+			if m, err = tryMount(scratch, clock.now); err != nil {
+				return err
+			}
+			if _, err := m.fs.Grow(); err != nil {
+				return err
+			}
+			if have := m.totals(); have != large {
+				return fmt.Errorf("totals after growing again: %+v, want %+v", have, large)
+			}
+			return m.unmount()
+		}
+		if err := verify(); err != nil {
+			t.Errorf("crash %s: %v", img.how, err)
+		}
+	}
+}
