@@ -14,8 +14,10 @@ VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 BIN         := bin/nvfs-csi
 
-# The packages in which several goroutines meet; the race detector needs cgo.
-RACE_PKGS := ./pkg/driver/... ./pkg/mountd/... ./pkg/nvfs/... ./pkg/pmem/ndctl/...
+# Where several goroutines meet. Of the engine only the tests that start some:
+# the others would take a quarter of an hour.
+RACE_PKGS   := ./pkg/driver/... ./pkg/mountd/... ./pkg/nvfs/fusefs/... ./pkg/nvfs/fsck/... ./pkg/pmem/ndctl/...
+RACE_ENGINE := Concurrent|UnderLoad|Abort|Worker
 # Where the tests run that need no mount of their own making.
 UNIT_PKGS := $$(go list ./... | grep -v /test/e2e)
 
@@ -39,7 +41,8 @@ unit:
 	go test $(UNIT_PKGS)
 
 race:
-	CGO_ENABLED=1 go test -race $(RACE_PKGS)
+	CGO_ENABLED=1 go test -race -short $(RACE_PKGS)
+	CGO_ENABLED=1 go test -race -run '$(RACE_ENGINE)' ./pkg/nvfs
 
 e2e: setup build
 	NVFS_CSI=$(CURDIR)/$(BIN) go test -timeout 10m ./test/e2e/...

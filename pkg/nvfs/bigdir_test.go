@@ -25,7 +25,7 @@ func bigDirectory(t *testing.T) int {
 		}
 		return n
 	}
-	if testing.Short() || raceEnabled {
+	if brief() {
 		return 20_000
 	}
 	return 200_000
@@ -54,6 +54,7 @@ func (m *mounted) readSome(dir nvfs.NodeID, cookie uint64, n int) (list []string
 // TestBigDirectory makes, finds, lists and removes many names. While they are
 // listed piecewise, others come and go.
 func TestBigDirectory(t *testing.T) {
+	t.Parallel()
 	count := bigDirectory(t)
 	space := newMemSpace(uint64(count)*2048 + 64<<20)
 	format(t, space, mkfs.Options{BytesPerInode: 4096})

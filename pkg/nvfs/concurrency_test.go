@@ -230,7 +230,7 @@ func TestConcurrentOperations(t *testing.T) {
 	m := mount(t, space, nil)
 	empty := m.totals()
 	steps := 6000 * scale(t)
-	if testing.Short() {
+	if brief() {
 		steps = 1500
 	}
 	runCrowd(t, m, 6, steps, func() error { return nil })

@@ -13,6 +13,7 @@ import (
 // TestCrashWithConcurrentWorkers takes crash images while several workers are
 // in the middle of their records. Whatever survives must be a sound volume.
 func TestCrashWithConcurrentWorkers(t *testing.T) {
+	t.Parallel()
 	rec := newRecorder(48 << 20)
 	format(t, rec, mkfs.Options{BytesPerInode: 16384})
 	m := mount(t, rec, nil)
@@ -20,7 +21,7 @@ func TestCrashWithConcurrentWorkers(t *testing.T) {
 	rec.checkpoint()
 	m = mount(t, rec, nil) // as if the first had crashed
 	steps, every := 1500*scale(t), 97
-	if testing.Short() || raceEnabled {
+	if brief() {
 		steps = 500
 	}
 	var images []taken

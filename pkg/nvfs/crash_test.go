@@ -560,17 +560,18 @@ func runCrashCases(t *testing.T, b *crashBase, cases []crashCase, variants []sur
 
 // TestCrashAtEveryFence interrupts each operation at each of its fences.
 func TestCrashAtEveryFence(t *testing.T) {
+	t.Parallel()
 	b := newCrashBase(t, 16<<20, prepareTree)
 	variants := []survivors{wordsSurvive, callsSurvive, noneSurvive, allButOne, allSurvive, callsSurvive}
 	twice := 4
-	if testing.Short() {
+	if brief() {
 		variants, twice = variants[:2], 0
 	}
 	runCrashCases(t, b, crashCases(), variants, twice)
 }
 
 // fragments is how many extents the files of TestCrashInLongOperations have.
-const fragments = 1500
+const fragments = 1000
 
 func prepareFragments(m *mounted) error {
 	for _, name := range []string{"a", "b"} {
@@ -589,6 +590,7 @@ func prepareFragments(m *mounted) error {
 // TestCrashInLongOperations does the same with operations that take many
 // records.
 func TestCrashInLongOperations(t *testing.T) {
+	t.Parallel()
 	b := newCrashBase(t, 48<<20, prepareFragments)
 	all := uint64(2 * fragments * pageSize)
 	const punch = nvfs.FallocPunchHole | nvfs.FallocKeepSize
@@ -604,7 +606,7 @@ func TestCrashInLongOperations(t *testing.T) {
 		{name: "fallocate", run: func(m *mounted) error { return m.Fallocate(m.id("a"), 0, 0, all+5000) }},
 	}
 	variants, twice := []survivors{callsSurvive, wordsSurvive, noneSurvive}, 9
-	if testing.Short() {
+	if brief() {
 		variants, twice = variants[:1], 0
 	}
 	runCrashCases(t, b, cases, variants, twice)
@@ -614,6 +616,7 @@ func TestCrashInLongOperations(t *testing.T) {
 // volume must stay usable, or be usable after a remount when the panic came
 // in the middle of a commit.
 func TestAbortAfterPanic(t *testing.T) {
+	t.Parallel()
 	b := newCrashBase(t, 16<<20, prepareTree)
 	for _, c := range crashCases() {
 		t.Run(strings.ReplaceAll(c.name, " ", "-"), func(t *testing.T) {

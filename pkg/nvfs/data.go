@@ -140,12 +140,14 @@ func (w *Worker) writeRange(ino uint64, n layout.Inode, off uint64, src []byte) 
 			return err
 		}
 	} else {
-		if off > size {
-			if err := w.zeroTail(ino, n, size, off); err != nil {
-				return err
-			}
+		gap, err := w.zeroGap(ino, n, size, off)
+		if err != nil {
+			return err
 		}
-		if err := w.writeExtents(ino, n, off, src, nil); err != nil {
+		w.gap = gap
+		err = w.writeExtents(ino, n, off, src, nil)
+		w.gap = 0
+		if err != nil {
 			return err
 		}
 	}
@@ -184,6 +186,9 @@ func (w *Worker) writeExtents(ino uint64, n layout.Inode, off uint64, src, base 
 			err = w.writeUnwritten(ino, n, e, pos, stop, off, src)
 		default:
 			from, to := max(off, bytesOf(pos)), min(end, bytesOf(stop))
+			if from > off {
+				w.gap = 0
+			}
 			w.storeOver(bytesOf(e.Physical)+from-bytesOf(e.Logical), to-from, src[from-off:to-off])
 		}
 		if err != nil {
@@ -308,6 +313,20 @@ func (w *Worker) zeroTail(ino uint64, n layout.Inode, size, limit uint64) error 
 	return w.zeroMapped(ino, n, size, limit)
 }
 
+// zeroGap zeroes what the block of the end of file holds ahead of off, but for
+// the last bytes before off, in its cache line: how many these are it returns,
+// and they are stored with what goes to off.
+func (w *Worker) zeroGap(ino uint64, n layout.Inode, size, off uint64) (gap uint64, err error) {
+	if off <= size {
+		return 0, nil
+	}
+	limit := off
+	if off < bytesOf(blocksTo(size)) {
+		limit = max(size, off&^(lineSize-1))
+	}
+	return off - limit, w.zeroTail(ino, n, size, limit)
+}
+
 // zeroMapped zeroes bytes [from, to) of one block in place, if it is written.
 func (w *Worker) zeroMapped(ino uint64, n layout.Inode, from, to uint64) error {
 	if from >= to {
@@ -342,6 +361,8 @@ func (w *Worker) storeOver(to, n uint64, src []byte) {
 		} else {
 			start := at &^ (lineSize - 1)
 			copy(line[:], w.fs.mem[start:start+lineSize])
+			clear(line[at-start-w.gap : at-start])
+			w.gap = 0
 			if src == nil {
 				clear(line[at-start : at-start+part])
 			} else {

@@ -1,6 +1,10 @@
 package nvfs
 
-import "github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
+import (
+	"encoding/binary"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
+)
 
 // The extent tree of a file: a B+tree with its root in the inode. A node's
 // entry in its parent carries a lower bound of the node's keys. Nodes are
@@ -54,9 +58,10 @@ func (x extentNode) put(i int, e layout.Extent) { layout.PutExtent(x.array(), i,
 
 // after is the index of the first entry whose key is greater than key.
 func (x extentNode) after(key uint64) int {
+	a := x.array()
 	lo, hi := 0, x.count()
 	for lo < hi {
-		if m := (lo + hi) / 2; x.get(m).Logical <= key {
+		if m := (lo + hi) / 2; binary.LittleEndian.Uint64(a[m*layout.ExtentSize:]) <= key {
 			lo = m + 1
 		} else {
 			hi = m

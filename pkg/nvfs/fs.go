@@ -53,6 +53,7 @@ type FS struct {
 	slots    chan int
 	internal *Worker // for mount, unmount, growth; guarded by growMu
 	readOnly atomic.Bool
+	wasClean bool // before this mount
 	stop     chan struct{}
 	bg       sync.WaitGroup
 
@@ -122,9 +123,8 @@ func (fs *FS) start() error {
 	for i := range int(sb.Slots) {
 		fs.slots <- i
 	}
-	if fs.internal, err = fs.NewWorker(); err != nil {
-		return err
-	}
+	slot := <-fs.slots
+	fs.internal = fs.newWorker(slot, slot)
 	fs.bg.Add(1)
 	go fs.background() // what recovery allocates waits for the totals
 	return fs.recover()
@@ -182,7 +182,7 @@ func (fs *FS) buildGroups() {
 // orphans of the previous mount.
 func (fs *FS) background() {
 	defer fs.bg.Done()
-	orphans := fs.loadGroups()
+	orphans := fs.loadGroups(true)
 	close(fs.loaded)
 	select {
 	case <-fs.started:
@@ -200,8 +200,9 @@ func (fs *FS) background() {
 	fs.releaseOrphans(w, orphans)
 }
 
-// loadGroups loads all groups and returns the orphans in them.
-func (fs *FS) loadGroups() []uint64 {
+// loadGroups returns the orphans in all groups, or only in those that are
+// loaded already.
+func (fs *FS) loadGroups(all bool) []uint64 {
 	var orphans []uint64
 	for _, g := range *fs.groups.Load() {
 		if fs.stopping() {
@@ -213,7 +214,7 @@ func (fs *FS) loadGroups() []uint64 {
 		_ = fs.guard("load a group", func() error {
 			g.mu.Lock()
 			defer g.mu.Unlock()
-			if fs.loadGroup(g) && g.orphans > 0 {
+			if (all || g.ready) && fs.loadGroup(g) && g.orphans > 0 {
 				orphans = fs.appendOrphans(orphans, g)
 			}
 			return nil
@@ -269,7 +270,9 @@ func (fs *FS) Unmount() error {
 	}
 	fs.stop = make(chan struct{}) // the release below is not to be cut short
 	fs.lookups.clear()
-	fs.releaseOrphans(fs.internal, fs.loadGroups())
+	// A volume that was clean had no orphans; those made since lie in groups
+	// that are loaded. So unmounting does not wait for the rest of them.
+	fs.releaseOrphans(fs.internal, fs.loadGroups(!fs.wasClean))
 	if fs.damages.Load() != 0 || fs.readOnly.Load() {
 		return nil
 	}

@@ -18,6 +18,7 @@ var growSteps = []uint64{20 << 20, 20<<20 + 4096, 24 << 20, 130 << 20, 131 << 20
 
 // TestGrow grows a volume in steps, with remounts in between, and fills it.
 func TestGrow(t *testing.T) {
+	t.Parallel()
 	space := newMemSpace(growSteps[len(growSteps)-1])
 	space.size.Store(growSteps[0])
 	format(t, space, mkfs.Options{BytesPerInode: 16384})
@@ -87,16 +88,17 @@ func TestGrow(t *testing.T) {
 
 // TestGrowUnderLoad grows while others work.
 func TestGrowUnderLoad(t *testing.T) {
-	space := newMemSpace(600 << 20)
+	t.Parallel()
+	space := newMemSpace(300 << 20)
 	space.size.Store(20 << 20)
 	format(t, space, mkfs.Options{BytesPerInode: 16384})
 	m := mount(t, space, nil)
 	steps := 6000 * scale(t)
-	if testing.Short() {
+	if brief() {
 		steps = 1500
 	}
 	runCrowd(t, m, 4, steps, func() error {
-		for size := uint64(21 << 20); size <= 600<<20; size += 29 << 20 {
+		for size := uint64(21 << 20); size <= 300<<20; size += 29 << 20 {
 			space.size.Store(size)
 			if _, err := m.fs.Grow(); err != nil {
 				return fmt.Errorf("at %d: %w", size, err)
@@ -113,6 +115,7 @@ func TestGrowUnderLoad(t *testing.T) {
 // TestCrashInGrow interrupts growth at each of its fences. Afterwards the
 // volume has the old or the new size, and can grow (again).
 func TestCrashInGrow(t *testing.T) {
+	t.Parallel()
 	for _, step := range [][2]uint64{{20 << 20, 24 << 20}, {20 << 20, 300 << 20}, {130 << 20, 160 << 20}} {
 		t.Run(fmt.Sprintf("%d to %d MiB", step[0]>>20, step[1]>>20), func(t *testing.T) {
 			crashInGrow(t, step[0], step[1])

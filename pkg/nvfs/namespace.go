@@ -457,6 +457,13 @@ func (w *Worker) releaseOrphan(ino uint64) {
 	}
 	w.lock(ino)
 	defer w.unlock()
+	req := w.req
+	w.req = Request{} // whose record has been made
+	w.swapSlots()
+	defer func() {
+		w.swapSlots()
+		w.req = req
+	}()
 	for {
 		n, err := w.fs.inode(ino)
 		if err != nil || n.Mode() == 0 || n.Nlink() != 0 || w.fs.lookups.count(ino) != 0 {

@@ -813,7 +813,7 @@ func seeds(t testing.TB, n int) []uint64 {
 		}
 		return []uint64{s}
 	}
-	if testing.Short() {
+	if brief() {
 		n = (n + 3) / 4
 	}
 	list := make([]uint64, n*scale(t))
@@ -826,6 +826,7 @@ func seeds(t testing.TB, n int) []uint64 {
 func TestRandomOperations(t *testing.T) {
 	for _, seed := range seeds(t, 5) {
 		t.Run(fmt.Sprintf("seed-%d", seed), func(t *testing.T) {
+			t.Parallel()
 			runOperations(t, newMemSpace(512<<20), randomBytes(seed, 40_000), 400, false)
 		})
 	}
@@ -835,6 +836,7 @@ func TestRandomOperations(t *testing.T) {
 func TestRandomOperationsOnFullVolume(t *testing.T) {
 	for _, seed := range seeds(t, 8) {
 		t.Run(fmt.Sprintf("seed-%d", seed), func(t *testing.T) {
+			t.Parallel()
 			runOperations(t, newMemSpace(16<<20), randomBytes(1000+seed, 40_000), 400, true)
 		})
 	}
@@ -845,6 +847,7 @@ func TestRandomOperationsOnFullVolume(t *testing.T) {
 func TestStoreDiscipline(t *testing.T) {
 	for _, seed := range seeds(t, 2) {
 		t.Run(fmt.Sprintf("seed-%d", seed), func(t *testing.T) {
+			t.Parallel()
 			runOperations(t, newRecorder(32<<20), randomBytes(2000+seed, 12_000), 400, true)
 		})
 	}

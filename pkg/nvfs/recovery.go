@@ -47,6 +47,7 @@ func (fs *FS) recover() error {
 		defer fs.readOnly.Store(true)
 		return fs.completeIntents()
 	}
+	fs.wasClean = dyn.State() == layout.StateClean && fs.damages.Load() == 0
 	if err := fs.setState(layout.StateMounted); err != nil {
 		return err
 	}

@@ -200,12 +200,13 @@ func (w *Worker) preallocate(id NodeID, n layout.Inode, from, to, size uint64) e
 	if err := w.reserveHoles(ino, n, first, last); err != nil {
 		return err
 	}
-	step := func(n layout.Inode) (bool, error) {
-		done, err := w.fillHoles(ino, n, first, last)
-		if done {
-			n.SetSize(max(n.Size(), size))
+	pos := first
+	step := func(n layout.Inode) (_ bool, err error) {
+		if pos, err = w.fillHoles(ino, n, pos, last); err != nil || pos < last {
+			return false, err
 		}
-		return done, err
+		n.SetSize(max(n.Size(), size))
+		return true, nil
 	}
 	done, err := step(n)
 	if err != nil {
@@ -242,16 +243,13 @@ func (w *Worker) reserveHoles(ino uint64, n layout.Inode, first, last uint64) er
 // place of a tree may need: a split on each level and a new root.
 const treeSlack = maxExtentDepth + 1
 
-// fillHoles allocates the holes of [first, last) as unwritten extents, as
-// many as fit in the record.
-func (w *Worker) fillHoles(ino uint64, n layout.Inode, first, last uint64) (bool, error) {
-	for pos := first; pos < last; {
-		if w.tx.cost > costLimit {
-			return false, nil
-		}
+// fillHoles allocates the holes of [pos, last) as unwritten extents, as many
+// as fit in the record, and returns where to go on.
+func (w *Worker) fillHoles(ino uint64, n layout.Inode, pos, last uint64) (uint64, error) {
+	for pos < last && w.tx.cost <= costLimit {
 		e, err := w.extentAt(ino, n, pos)
 		if err != nil {
-			return false, err
+			return pos, err
 		}
 		if e.Physical != 0 {
 			pos = e.End()
@@ -260,14 +258,14 @@ func (w *Worker) fillHoles(ino uint64, n layout.Inode, first, last uint64) (bool
 		count := min(e.End(), last) - pos
 		s, err := w.takeReserved(w.goalFor(ino, n, pos), uint32(min(count, layout.GroupBlocks)), pos%layout.HugeBlocks == 0 && count >= layout.HugeBlocks, false)
 		if err != nil {
-			return false, err
+			return pos, err
 		}
 		if err := w.mapNew(ino, n, pos, s, layout.ExtentUnwritten); err != nil {
-			return false, err
+			return pos, err
 		}
 		pos += s.n
 	}
-	return true, nil
+	return pos, nil
 }
 
 // innerBlocks is the range of whole blocks in bytes [from, to); a range that
@@ -288,6 +286,21 @@ func (w *Worker) zeroEdges(ino uint64, n layout.Inode, from, to uint64) error {
 		return err
 	}
 	return w.zeroMapped(ino, n, bytesOf(last), to)
+}
+
+// zeroAround does what zeroEdges does, and zeroes what lies beyond the end of
+// file in its block if the size is to grow. No byte is stored twice.
+func (w *Worker) zeroAround(ino uint64, n layout.Inode, from, to, size uint64) error {
+	switch old := n.Size(); {
+	case size <= old:
+	case blockOf(from) == blockOf(old) && from%layout.BlockSize != 0:
+		from = min(from, old) // the same run of bytes, to the block's end or to size
+	default:
+		if err := w.zeroTail(ino, n, old, size); err != nil {
+			return err
+		}
+	}
+	return w.zeroEdges(ino, n, from, to)
 }
 
 // punch frees the whole blocks of [from, to) and zeroes the rest.
@@ -318,29 +331,35 @@ func (w *Worker) punch(id NodeID, n layout.Inode, from, to uint64) error {
 // zeroRange makes [from, to) read as zeros and allocated.
 func (w *Worker) zeroRange(id NodeID, n layout.Inode, from, to, size uint64) error {
 	ino := id.Ino()
-	if done, err := w.makeRoom(ino, n, to, size); err != nil {
-		return err
-	} else if done {
+	inline := n.Format() == layout.FormatInline
+	if inline {
 		clear(n.Body()[min(from, n.Size()):min(to, n.Size())])
-		n.SetSize(size)
-		return w.commit()
+		if done, err := w.makeRoom(ino, n, to, size); err != nil {
+			return err
+		} else if done {
+			n.SetSize(size)
+			return w.commit()
+		}
 	}
 	if err := w.reserveHoles(ino, n, blockOf(from), blocksTo(to)); err != nil {
 		return err
 	}
-	if err := w.zeroEdges(ino, n, from, to); err != nil {
-		return err
+	if !inline {
+		if err := w.zeroAround(ino, n, from, to, size); err != nil {
+			return err
+		}
 	}
 	first, last := innerBlocks(from, to, n.Size())
-	step := func(n layout.Inode) (bool, error) {
-		done, err := w.unwriteExtents(ino, n, first, last)
-		if done && err == nil {
-			done, err = w.fillHoles(ino, n, blockOf(from), blocksTo(to))
+	pos, hole, end := first, blockOf(from), blocksTo(to)
+	step := func(n layout.Inode) (_ bool, err error) {
+		if pos, err = w.unwriteExtents(ino, n, pos, last); err != nil || pos < last {
+			return false, err
 		}
-		if done {
-			n.SetSize(max(n.Size(), size))
+		if hole, err = w.fillHoles(ino, n, hole, end); err != nil || hole < end {
+			return false, err
 		}
-		return done, err
+		n.SetSize(max(n.Size(), size))
+		return true, nil
 	}
 	done, err := step(n)
 	if err != nil {
@@ -349,24 +368,21 @@ func (w *Worker) zeroRange(id NodeID, n layout.Inode, from, to, size uint64) err
 	return w.chain(id, intent{layout.IntentZero, from, to, size}, done, step)
 }
 
-// unwriteExtents turns the written extents of [first, last) into unwritten
-// ones, as many as fit in the record.
-func (w *Worker) unwriteExtents(ino uint64, n layout.Inode, first, last uint64) (bool, error) {
-	for pos := first; pos < last; {
-		if w.tx.cost > costLimit {
-			return false, nil
-		}
+// unwriteExtents turns the written extents of [pos, last) into unwritten
+// ones, as many as fit in the record, and returns where to go on.
+func (w *Worker) unwriteExtents(ino uint64, n layout.Inode, pos, last uint64) (uint64, error) {
+	for pos < last && w.tx.cost <= costLimit {
 		e, err := w.extentAt(ino, n, pos)
 		if err != nil {
-			return false, err
+			return pos, err
 		}
 		stop := min(e.End(), last)
 		if e.Physical != 0 && !e.Unwritten() {
 			if err := w.reflag(ino, n, e, pos, stop, layout.ExtentUnwritten); err != nil {
-				return false, err
+				return pos, err
 			}
 		}
 		pos = stop
 	}
-	return true, nil
+	return pos, nil
 }

@@ -32,6 +32,10 @@ func (c *testClock) now() nvfs.Time {
 
 func (c *testClock) tick() nvfs.Time { c.sec.Add(1); return c.now() }
 
+// brief reports whether tests that repeat themselves with other random
+// numbers shall do so less often: with -short, and under the race detector.
+func brief() bool { return testing.Short() || raceEnabled }
+
 func format(t testing.TB, space pmem.Space, opt mkfs.Options) {
 	t.Helper()
 	if _, err := mkfs.Format(space, opt); err != nil {
@@ -44,6 +48,7 @@ type mounted struct {
 	*nvfs.Worker
 	fs    *nvfs.FS
 	space pmem.Space
+	buf   []byte // for content
 }
 
 func tryMount(space pmem.Space, clock func() nvfs.Time) (*mounted, error) {
@@ -133,7 +138,9 @@ func (m *mounted) names(dir nvfs.NodeID) (map[string]nvfs.DirEntry, error) {
 // content describes the data of a file by its pages that are not zero.
 func (m *mounted) content(id nvfs.NodeID, size uint64) (string, error) {
 	h := sha256.New()
-	buf := make([]byte, min(256<<10, (size+pageSize-1)&^(pageSize-1)))
+	if m.buf == nil {
+		m.buf = make([]byte, 256<<10)
+	}
 	for pos := uint64(0); pos < size; {
 		data, err := m.Lseek(id, pos, unix.SEEK_DATA)
 		if errors.Is(err, syscall.ENXIO) {
@@ -143,14 +150,14 @@ func (m *mounted) content(id nvfs.NodeID, size uint64) (string, error) {
 			return "", err
 		}
 		pos = max(pos, data&^(pageSize-1))
-		n, err := m.Read(id, pos, buf)
+		n, err := m.Read(id, pos, m.buf)
 		if err != nil {
 			return "", err
 		}
 		if n == 0 {
 			return "", fmt.Errorf("no data at %d of %d", pos, size)
 		}
-		hashPages(h, pos, buf[:n])
+		hashPages(h, pos, m.buf[:n])
 		pos += uint64(n)
 	}
 	return fmt.Sprintf("%d:%x", size, h.Sum(nil)[:8]), nil

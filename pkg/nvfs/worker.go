@@ -30,7 +30,6 @@ var (
 	errNoXIO       error = syscall.ENXIO
 	errXattrTooBig error = syscall.E2BIG
 	errPerm        error = syscall.EPERM
-	errLoop        error = syscall.ELOOP
 )
 
 // Errno is the error number of an operation's error; 0 for nil, EIO for
@@ -46,7 +45,7 @@ func Errno(err error) syscall.Errno {
 	return syscall.EIO
 }
 
-// Worker executes operations. It owns a journal slot, so workers do not wait
+// Worker executes operations. It owns two journal slots, so workers do not wait
 // for each other there. A Worker is used by one goroutine at a time.
 //
 // Each operation stands between Begin and End. End is called once the reply
@@ -57,8 +56,10 @@ type Worker struct {
 	p    pmem.Persister
 	slot int
 	off  uint64 // of the slot
-	req  Request
-	now  Time
+
+	second int // slot of the records that release deleted files
+	req    Request
+	now    Time
 
 	tx         tx
 	held       heldLocks
@@ -66,6 +67,7 @@ type Worker struct {
 	chaining   bool   // between two records of an operation
 	kept       uint64 // reserve of the chain, while a record of it is committed
 	stripped   bool
+	gap        uint64 // bytes ahead of the next store in place that become zero with it
 	blockGroup uint64
 	inodeGroup uint64
 	rec        []byte // image of the record being made
@@ -75,25 +77,54 @@ type Worker struct {
 	order      []dirOrder
 }
 
-// NewWorker returns a Worker, or ErrNoSlot when all journal slots are taken.
+// NewWorker returns a Worker, or ErrNoSlot when there are not two journal slots
+// left for it.
 func (fs *FS) NewWorker() (*Worker, error) {
+	slot, ok := fs.takeSlot()
+	if !ok {
+		return nil, ErrNoSlot
+	}
+	second, ok := fs.takeSlot()
+	if !ok {
+		fs.slots <- slot
+		return nil, ErrNoSlot
+	}
+	return fs.newWorker(slot, second), nil
+}
+
+// newWorker returns a Worker on these slots, which may be one for a worker
+// whose requests nobody sends again.
+func (fs *FS) newWorker(slot, second int) *Worker {
+	w := &Worker{fs: fs, p: fs.space.NewPersister(), slot: slot, second: second, off: layout.SlotOffset(slot),
+		rec: make([]byte, layout.SlotSize)}
+	w.blockGroup = uint64(slot/2) % uint64(len(*fs.groups.Load()))
+	w.inodeGroup = w.blockGroup
+	w.tx.w = w
+	return w
+}
+
+func (fs *FS) takeSlot() (int, bool) {
 	select {
 	case slot := <-fs.slots:
-		groups := uint64(len(*fs.groups.Load()))
-		w := &Worker{fs: fs, p: fs.space.NewPersister(), slot: slot, off: layout.SlotOffset(slot),
-			rec: make([]byte, layout.SlotSize)}
-		w.blockGroup = uint64(slot) % groups
-		w.inodeGroup = w.blockGroup
-		w.tx.w = w
-		return w, nil
+		return slot, true
 	default:
-		return nil, ErrNoSlot
+		return 0, false
 	}
 }
 
-// Close gives the journal slot back.
+// swapSlots lets records go to the other slot until it is called again: what
+// follows a request's record must not overwrite it before the reply was given.
+func (w *Worker) swapSlots() {
+	w.slot, w.second = w.second, w.slot
+	w.off = layout.SlotOffset(w.slot)
+}
+
+// Close gives the journal slots back.
 func (w *Worker) Close() {
 	w.fs.slots <- w.slot
+	if w.second != w.slot {
+		w.fs.slots <- w.second
+	}
 	w.fs = nil
 }
 

@@ -110,6 +110,17 @@ func (w *Worker) ListXattr(id NodeID, dst []byte) (int, error) {
 	return total, nil
 }
 
+// knownNamespace reports whether name is of a kind that is stored: the
+// namespaces user, trusted and security, and the two ACLs.
+func knownNamespace(name []byte) bool {
+	for _, prefix := range [...]string{"user.", "trusted.", "security."} {
+		if len(name) > len(prefix) && string(name[:len(prefix)]) == prefix {
+			return true
+		}
+	}
+	return bytes.Equal(name, aclAccessName) || bytes.Equal(name, aclDefaultName)
+}
+
 // SetXattr sets an attribute; flags are XattrCreate, XattrReplace and
 // ACLKillSGID.
 func (w *Worker) SetXattr(id NodeID, name, value []byte, flags uint32) error {
@@ -118,6 +129,8 @@ func (w *Worker) SetXattr(id NodeID, name, value []byte, flags uint32) error {
 		return errRange
 	case len(value) > layout.MaxXattrLen:
 		return errXattrTooBig
+	case !knownNamespace(name):
+		return errNotSup
 	}
 	return w.changeXattr(id, func(n layout.Inode) error { return w.setXattr(id, n, name, value, flags) })
 }

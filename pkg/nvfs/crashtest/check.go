@@ -2,7 +2,7 @@ package crashtest
 
 import (
 	"fmt"
-	"os"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -76,6 +76,9 @@ func (b *between) legal(v *volume, lines []string) error {
 	after, s := b.states[b.Ended+1].lines, &b.steps[b.Ended]
 	switch {
 	case slices.Equal(lines, after):
+		if s.torn != nil && s.torn.hides(before, after) {
+			return nil // the data is there, which does not say that the record is
+		}
 		return b.checkRequest(true)
 	case slices.Equal(lines, before):
 		return b.checkRequest(false)
@@ -100,7 +103,7 @@ func (b *between) checkRequest(applied bool) error {
 		return nil // it changes nothing, or nothing that shows
 	}
 	switch {
-	case os.Getenv("X_SKIP") != "", s.repeatable():
+	case s.repeatable():
 		return nil
 	case applied && !b.found:
 		return fmt.Errorf("the effect of %q is there, but the journal does not say that its request was executed", s.op)
@@ -155,6 +158,14 @@ func (t *torn) legal(v *volume, lines, before, after []string) error {
 	return nil
 }
 
+// hides reports whether the trees before and after differ in nothing but what
+// is stored in place.
+func (t *torn) hides(before, after []string) bool {
+	oldRest, oldLine := t.without(before)
+	newRest, newLine := t.without(after)
+	return slices.Equal(oldRest, newRest) && attributes(oldLine) == attributes(newLine)
+}
+
 // without splits the line of the file off a dump.
 func (t *torn) without(lines []string) (rest []string, line string) {
 	for _, l := range lines {
@@ -188,12 +199,12 @@ func difference(have, want []string) string {
 	var b strings.Builder
 	for _, l := range have {
 		if !slices.Contains(want, l) {
-			fmt.Fprintf(&b, "  have %.400s\n", l)
+			fmt.Fprintf(&b, "  have %.200s\n", l)
 		}
 	}
 	for _, l := range want {
 		if !slices.Contains(have, l) {
-			fmt.Fprintf(&b, "  want %.400s\n", l)
+			fmt.Fprintf(&b, "  want %.200s\n", l)
 		}
 	}
 	return b.String()
@@ -282,6 +293,9 @@ func chosen(img *record.Image, n int) bool {
 // recover mounts the loaded image, judges the tree and uses the volume until
 // it is empty. again is the content after recovery, for some of the images.
 func (k *checker) recover(img *record.Image, e expectation) (lines []string, again *record.Image, err error) {
+	if k.plan.Procs > 0 {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(k.plan.Procs))
+	}
 	v, err := mount(k.space, k.clock.now, 1, k.buf)
 	if err != nil {
 		return nil, nil, err
@@ -338,7 +352,7 @@ func (k *checker) crashInRecovery(img *record.Image, want []string, depth int) e
 		return err
 	}
 	trace := space.Stop()
-	if found := space.Lint(); len(found) > 0 {
+	if found := space.Lint(); len(found) > 0 && !k.plan.WithoutLint {
 		return fmt.Errorf("stores, flushes and fences of recovery: %v", found)
 	}
 	trace.Images(k.plan.Model, k.plan.InRecovery, func(img2 *record.Image) bool {

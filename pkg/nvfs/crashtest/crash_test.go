@@ -5,19 +5,43 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
+	"sync/atomic"
 	"testing"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem/record"
 )
 
-// quick is the plan of the ordinary tests.
+// quick is the plan of the ordinary tests, thorough that of make crash.
 func quick(m record.Model) Plan {
+	if long {
+		return thorough(m)
+	}
 	return Plan{
 		Model:  m,
 		Images: record.Options{Seed: 1, Alone: 12, Subsets: 4, Partial: 6, Exhaustive: 3, Between: 5},
-		Twice:  4, Nested: 40, Depth: 2,
+		Twice:  4, Nested: 60, Depth: 2,
 		InRecovery: record.Options{Seed: 2, Alone: 3, Subsets: 1, Partial: 1},
 	}
+}
+
+func thorough(m record.Model) Plan {
+	return Plan{
+		Model:  m,
+		Images: record.Options{Seed: 1, Alone: 40, Subsets: 12, Partial: 16, Exhaustive: 6, Between: 2},
+		Twice:  4, Nested: 40, Depth: 3,
+		InRecovery: record.Options{Seed: 2, Alone: 4, Subsets: 2, Partial: 2},
+	}
+}
+
+// light is for many cases, each of which differs little from the others.
+func light(m record.Model) Plan {
+	p := quick(m)
+	p.Images = record.Options{Seed: 3, Alone: 3, Subsets: 2, Partial: 3, Exhaustive: 2}
+	p.Nested = 200
+	if long {
+		p.Images = record.Options{Seed: 3, Alone: 12, Subsets: 6, Partial: 10, Exhaustive: 4, Between: 4}
+	}
+	return p
 }
 
 // runAll runs the cases and reports what they show.
@@ -32,19 +56,33 @@ func runAll(t *testing.T, p Plan, base string, cases []Case) Count {
 	if failures > 10 {
 		t.Errorf("%d more failures", failures-10)
 	}
-	t.Logf("%s, %v: %d cases, %d crash images, %d of them of a crash within recovery", base, p.Model, n.Cases, n.Images, n.InRecovery)
+	report(t, base, p, n)
 	return n
 }
 
+func report(t *testing.T, base string, p Plan, n Count) {
+	t.Helper()
+	t.Logf("%s, %v: %d cases, %d crash images, %d of them of a crash within recovery", base, p.Model, n.Cases, n.Images, n.InRecovery)
+}
+
+// TestSingles interrupts each kind of operation, under each model.
 func TestSingles(t *testing.T) {
-	for _, m := range []record.Model{record.ADR, record.EADR, record.MSync} {
+	for _, m := range models {
 		t.Run(m.String(), func(t *testing.T) { runAll(t, quick(m), "tree", Alone("tree", Singles)) })
 	}
 }
 
+// TestLists interrupts operations that belong together, and volumes that are
+// full, grow, or have large trees.
 func TestLists(t *testing.T) {
 	for _, base := range []string{"tree", "wide", "fragments", "full", "growing", "growing-group"} {
-		t.Run(base, func(t *testing.T) { runAll(t, quick(record.ADR), base, Listed(base)) })
+		t.Run(base, func(t *testing.T) {
+			p := quick(record.ADR)
+			if base == "fragments" { // whose images take long
+				p = light(record.ADR)
+			}
+			runAll(t, p, base, Listed(base))
+		})
 	}
 }
 
@@ -93,38 +131,90 @@ func TestRepeat(t *testing.T) {
 	}
 }
 
+// TestPairs interrupts the second of two operations, which two workers carry
+// out: each slot's last record is another's. Every pair in the long run, one of
+// 23 in the short one.
 func TestPairs(t *testing.T) {
-	runAll(t, quick(record.ADR), "tree", Pairs("tree", Singles, 2))
+	cases := Pairs("tree", Singles, 2)
+	if !long {
+		var some []Case
+		for i := 0; i < len(cases); i += 23 {
+			some = append(some, cases[i])
+		}
+		cases = some
+	}
+	runAll(t, light(record.ADR), "tree", cases)
 }
 
+// TestTriples interrupts the third of three operations.
 func TestTriples(t *testing.T) {
-	runAll(t, quick(record.ADR), "tree", Sequences("tree", Singles, 500, 3, rand.New(rand.NewPCG(1, 2))))
+	n := 100
+	if long {
+		n = 6000
+	}
+	runAll(t, light(record.ADR), "tree", Sequences("tree", Singles, n, 3, rand.New(rand.NewPCG(1, 2))))
 }
 
+// TestOtherProcs recovers under another number of CPUs than the one that the
+// volume was used with.
+func TestOtherProcs(t *testing.T) {
+	for _, procs := range []int{1, 7} {
+		p := light(record.ADR)
+		p.Procs = procs
+		var cases []Case
+		for i := procs % 3; i < len(Singles); i += 6 {
+			cases = append(cases, Case{Base: "tree", Ops: []Op{"write /none 0 5000", "mkdir /new", "rename /dir/a /new/a", Singles[i]}, From: 4, Workers: 4})
+		}
+		runAll(t, p, "tree", cases)
+	}
+}
+
+// TestConcurrent interrupts workers that work at the same time.
 func TestConcurrent(t *testing.T) {
-	n := uint64(40)
+	n := uint64(10)
 	if long {
-		n = 2000
+		n = 4000
 	}
 	p := quick(record.ADR)
 	p.Images.Between = 0
-	r, err := newRunner(&p, Bases["common"])
-	if err != nil {
+	b := Bases["common"]
+	if err := b.prepare(); err != nil {
 		t.Fatal(err)
 	}
-	for seed := range n {
-		if err := r.runConcurrent(seed, 4); err != nil {
-			t.Fatal(err)
-		}
+	var next atomic.Uint64
+	counts := make(chan Count, runtime.GOMAXPROCS(0))
+	for range cap(counts) {
+		go func() {
+			r, err := newRunner(&p, b)
+			if err != nil {
+				t.Error(err)
+				counts <- Count{}
+				return
+			}
+			for seed := next.Add(1); seed <= n && err == nil; seed = next.Add(1) {
+				if err = r.runConcurrent(seed, 4); err != nil {
+					t.Error(err)
+				}
+			}
+			counts <- r.count
+		}()
 	}
-	t.Logf("%d workloads, %d crash images, %d of them of a crash within recovery", r.count.Cases, r.count.Images, r.count.InRecovery)
+	var total Count
+	for range cap(counts) {
+		total.add(<-counts)
+	}
+	report(t, "common", p, total)
 }
 
 // TestRandom does what FuzzCrash does with random bytes.
 func TestRandom(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(7, 7))
 	var cases []Case
-	for range 300 {
+	n := 150
+	if long {
+		n = 20000
+	}
+	for range n {
 		data := make([]byte, 60)
 		for i := range data {
 			data[i] = byte(rnd.Uint32())
@@ -132,9 +222,7 @@ func TestRandom(t *testing.T) {
 		ops := Decode(data, 8)
 		cases = append(cases, Case{Base: "tree", Ops: ops, From: len(ops), Workers: 1 + rnd.IntN(3)})
 	}
-	p := quick(record.ADR)
-	p.Images.Seed = 5
-	runAll(t, p, "tree", cases)
+	runAll(t, light(record.ADR), "tree", cases)
 }
 
 // FuzzCrash decodes bytes to operations and interrupts the last of them.

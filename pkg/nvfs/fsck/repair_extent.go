@@ -104,10 +104,16 @@ func (r *repairer) soundNode(ino, block uint64, height int) bool {
 // returns the number of blocks of extents and nodes.
 func (r *repairer) repairExtents(g *group, index uint32, n layout.Inode) uint64 {
 	x := extentRepair{r: r, ino: r.ino(g, index), last: (n.Size() + blockSize - 1) / blockSize}
-	if r.truncating[x.ino] {
+	endless := n.Size() > 1<<63-1
+	if endless || r.truncating[x.ino] {
 		x.last = maxLogical
 	}
 	x.walk(r.rootPart(g, index, n), int(n.ExtentDepth()), extentBounds{0, maxLogical})
+	if endless {
+		r.stageInode(g, index).SetSize(x.end * blockSize)
+		r.did(Problem{Code: InodeSize, Group: g.num, Ino: x.ino}, "its size was set to the end of its last block: %d", x.end*blockSize)
+		r.ch.commit()
+	}
 	return x.owned
 }
 
@@ -115,6 +121,7 @@ type extentRepair struct {
 	r     *repairer
 	ino   uint64
 	last  uint64 // blocks up to the end of the file
+	end   uint64 // of the last written extent
 	owned uint64
 }
 
@@ -148,6 +155,9 @@ func (x *extentRepair) leaf(part treePart, in extentBounds) int {
 			return e, false
 		}
 		next = fixed.End()
+		if !fixed.Unwritten() {
+			x.end = next
+		}
 		x.owned += uint64(fixed.Len)
 		return fixed, true
 	})

@@ -176,10 +176,6 @@ func (r *repairer) fixFields(n layout.Inode) (code Code) {
 }
 
 func fixContent(n layout.Inode) (code Code) {
-	if n.Size() > 1<<63-1 {
-		code = InodeSize
-		n.SetSize(0)
-	}
 	switch n.Format() {
 	case layout.FormatInline:
 		if n.Size() > uint64(n.BodyRoom()) {

@@ -1,0 +1,52 @@
+//go:build nvfsbug
+
+package crashtest
+
+import (
+	"runtime"
+	"testing"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs"
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem/record"
+)
+
+// TestPlantedMistakes shows that the crash images alone, without the check of
+// stores, flushes and fences, find each mistake that the build can plant, and
+// that the check finds those that it can see.
+func TestPlantedMistakes(t *testing.T) {
+	if err := Bases["tree"].prepare(); err != nil {
+		t.Fatal(err)
+	}
+	defer nvfs.Plant("")
+	run := func(p Plan) []error {
+		var found []error
+		Run(p, "tree", Alone("tree", Singles), runtime.GOMAXPROCS(0), func(err error) { found = append(found, err) })
+		return found
+	}
+	for _, mistake := range nvfs.Mistakes {
+		t.Run(mistake, func(t *testing.T) {
+			nvfs.Plant(mistake)
+			p := quick(record.ADR)
+			p.WithoutLint = true
+			found := run(p)
+			if len(found) == 0 {
+				t.Fatal("no crash image shows it")
+			}
+			t.Logf("%d of %d operations fail, such as\n%v", len(found), len(Singles), found[0])
+		})
+	}
+	t.Run("none", func(t *testing.T) {
+		nvfs.Plant("")
+		for _, err := range run(quick(record.ADR)) {
+			t.Error(err)
+		}
+	})
+	t.Run("tail in the check of stores", func(t *testing.T) {
+		nvfs.Plant("tail")
+		p := quick(record.ADR)
+		p.Images = record.Options{From: 99} // none
+		if len(run(p)) == 0 {
+			t.Error("a line that is never flushed goes unnoticed")
+		}
+	})
+}
