@@ -25,28 +25,37 @@ func (e *notBlankError) Error() string {
 // formatDevice makes a volume on a device or file. Unless wipe is set, it
 // refuses whatever is not provably blank. The device stays locked from the
 // look at it to the end of the writing.
-func formatDevice(path string, emulated, wipe bool, opt mkfs.Options) (*layout.Superblock, error) {
+func formatDevice(ctx context.Context, path string, emulated, wipe bool, opt mkfs.Options) (*layout.Superblock, error) {
 	var sb *layout.Superblock
 	err := withDevice(path, emulated, func(m *pmem.Mapping) error {
-		found, err := mkfs.ProbeSpace(m.Bytes(), m.Size())
-		if err != nil {
-			return fmt.Errorf("%s: %w", path, err)
+		if err := prepareFormat(ctx, m, wipe, opt); err != nil {
+			return err
 		}
-		if found.Kind != mkfs.Blank && !wipe {
-			return &notBlankError{path, found.What}
-		}
-		if found.Kind != mkfs.Blank {
-			if err := checkFormat(m.Size(), opt); err != nil {
-				return err
-			}
-			if err := zeroRanges(m, mkfs.SignatureRanges(m.Size())); err != nil {
-				return err
-			}
-		}
+		var err error
 		sb, err = mkfs.Format(m, opt)
 		return err
 	})
 	return sb, err
+}
+
+// prepareFormat proves that the device is blank, or wipes the signatures of what
+// is on it, which need not be known for that.
+func prepareFormat(ctx context.Context, m *pmem.Mapping, wipe bool, opt mkfs.Options) error {
+	path := m.Backing().Path
+	if wipe {
+		if err := errors.Join(ctx.Err(), checkFormat(m.Size(), opt)); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		return zeroRanges(m, mkfs.SignatureRanges(m.Size()))
+	}
+	found, err := mkfs.ProbeSpace(ctx, m)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if found.Kind != mkfs.Blank {
+		return &notBlankError{path, found.What}
+	}
+	return nil
 }
 
 // checkFormat finds what Format would refuse, before anything is destroyed.

@@ -130,7 +130,7 @@ func TestForceDestroysNothingInVain(t *testing.T) {
 		"bytes per inode": {BytesPerInode: 1},
 		"label":           {Label: strings.Repeat("x", 1000)},
 	} {
-		if _, err := formatDevice(device, true, true, opt); err == nil {
+		if _, err := formatDevice(t.Context(), device, true, true, opt); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 		if !bytes.Equal(readFile(t, device), before) {

@@ -18,10 +18,7 @@ var _ driver.VolumeFormatter = formatter{}
 
 // Probe implements driver.VolumeFormatter.
 func (formatter) Probe(ctx context.Context, path string) (driver.Found, error) {
-	if err := ctx.Err(); err != nil {
-		return driver.Found{}, err
-	}
-	found, err := mkfs.Probe(path)
+	found, err := mkfs.Probe(ctx, path)
 	if err != nil {
 		return driver.Found{}, err
 	}
@@ -46,10 +43,7 @@ func foundVolume(what string, sb *layout.Superblock) (driver.Found, error) {
 
 // Format implements driver.VolumeFormatter.
 func (formatter) Format(ctx context.Context, path string, o driver.FormatOptions) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	_, err := formatDevice(path, false, o.Wipe, mkfs.Options{Label: o.Label, VolumeID: o.VolumeID, Params: o.Params})
+	_, err := formatDevice(ctx, path, false, o.Wipe, mkfs.Options{Label: o.Label, VolumeID: o.VolumeID, Params: o.Params})
 	var notBlank *notBlankError
 	if errors.As(err, &notBlank) {
 		return fmt.Errorf("%w; it is left as it is", err)

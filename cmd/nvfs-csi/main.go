@@ -39,6 +39,10 @@ func (e *exitError) Error() string {
 func (e *exitError) Unwrap() error { return e.err }
 
 func main() {
+	// A reader that goes away (| head) makes writing fail, as it should, and
+	// does not kill a process that has mounts to take down. Programs that are
+	// started are not concerned, as they would be if the signal were ignored.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code := execute(ctx, os.Args)
 	stop()

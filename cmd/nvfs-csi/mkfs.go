@@ -59,7 +59,7 @@ func (o *mkfsOptions) run(cmd *cobra.Command, arg string) error {
 	if len(o.label) > maxLabel {
 		return fmt.Errorf("--label has %d bytes; at most %d are allowed", len(o.label), maxLabel)
 	}
-	sb, err := formatDevice(b.path, b.emulated, o.force, opt)
+	sb, err := formatDevice(cmd.Context(), b.path, b.emulated, o.force, opt)
 	var notBlank *notBlankError
 	switch {
 	case errors.As(err, &notBlank):

@@ -24,7 +24,10 @@ func openVolume(spec mountd.Spec) (mountd.Volume, error) {
 	if err != nil {
 		return nil, err
 	}
-	mapping, err := pmem.Open(spec.Path, pmem.Options{Mode: mode, Emulated: spec.Emulated, ReadOnly: spec.ReadOnly})
+	mapping, err := pmem.Open(spec.Path, pmem.Options{
+		Mode: mode, Emulated: spec.Emulated, ReadOnly: spec.ReadOnly,
+		CalibrationFile: spec.Calibration, NUMANode: &spec.NUMANode,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -62,3 +65,6 @@ func (v *servedVolume) ReadOnly() bool { return v.fs.ReadOnly() }
 
 // SizeBytes implements mountd.Volume.
 func (v *servedVolume) SizeBytes() uint64 { return v.mapping.Size() }
+
+// Emulated implements mountd.Volume.
+func (v *servedVolume) Emulated() bool { return v.mapping.Emulated() }

@@ -20,7 +20,8 @@ type FlushOptions struct {
 	// directory; Scratch is needed for devdax and block devices.
 	pmem.ScratchOptions
 	// Modes, Sizes (bytes) and Writers are what to measure; empty is every
-	// mode that the backing allows, 64 bytes to 1 MiB, and 1 to all CPUs.
+	// mode that the backing allows, 64 bytes to 1 MiB, and 1 to all CPUs. The
+	// calibration, too, chooses among Modes.
 	Modes   []pmem.Mode
 	Sizes   []int
 	Writers []int
@@ -62,18 +63,21 @@ func RunFlush(ctx context.Context, opt FlushOptions, w io.Writer) (report *Flush
 		return nil, fmt.Errorf("bench flush: %w", err)
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
+	if slices.Contains(opt.Modes, pmem.Auto) {
+		return nil, fmt.Errorf("bench flush: mode %s is what the measurement decides: name others, or none to measure all", pmem.Auto)
+	}
 	opt.fillIn(s)
 	r := &FlushReport{Machine: ThisMachine(), Backing: s.Backing(), Emulated: s.Emulated(), NUMANode: s.NUMANode()}
 	if err := r.measure(ctx, s, opt); err != nil {
 		return nil, fmt.Errorf("bench flush: %w", err)
 	}
-	if r.Calibration, err = s.Calibrate(ctx, 0); err != nil {
+	if r.Calibration, err = s.Calibrate(ctx, 0, opt.Modes...); err != nil {
 		return nil, fmt.Errorf("bench flush: %w", err)
 	}
 	if err := r.Write(w); err != nil {
 		return nil, err
 	}
-	return r, r.keep(opt)
+	return r, r.keep(opt, w)
 }
 
 func (opt *FlushOptions) fillIn(s *pmem.Scratch) {
@@ -118,8 +122,9 @@ func flushWorkloads(opt FlushOptions, sizes []int, sequential bool) []pmem.Workl
 	return all
 }
 
-// keep writes the JSON file and saves the calibration, where asked to.
-func (r *FlushReport) keep(opt FlushOptions) error {
+// keep writes the JSON file and saves the calibration, where asked to, and says
+// so.
+func (r *FlushReport) keep(opt FlushOptions, w io.Writer) error {
 	if opt.JSONFile != "" {
 		text, err := json.MarshalIndent(r, "", "  ")
 		if err != nil {
@@ -129,12 +134,24 @@ func (r *FlushReport) keep(opt FlushOptions) error {
 			return fmt.Errorf("bench flush: %w", err)
 		}
 	}
-	if opt.Save {
-		if err := pmem.SaveCalibration(opt.CalibrationFile, r.Calibration); err != nil {
-			return fmt.Errorf("bench flush: %w", err)
-		}
+	if !opt.Save {
+		return nil
 	}
-	return nil
+	return r.saveCalibration(opt.CalibrationFile, w)
+}
+
+func (r *FlushReport) saveCalibration(file string, w io.Writer) error {
+	if !r.Calibration.Measured {
+		return fmt.Errorf("bench flush: nothing was saved for the flush mode auto: %s", r.Calibration.Why)
+	}
+	if file == "" {
+		file = pmem.DefaultCalibrationFile
+	}
+	if err := pmem.SaveCalibration(file, r.Calibration); err != nil {
+		return fmt.Errorf("bench flush: %w", err)
+	}
+	_, err := fmt.Fprintf(w, "  saved to %s: flush mode auto uses it from the next mount on\n", file)
+	return err
 }
 
 // Write prints the report.

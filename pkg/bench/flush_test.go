@@ -53,7 +53,7 @@ func TestRunFlush(t *testing.T) {
 			t.Errorf("nothing measured: %+v", row)
 		}
 	}
-	for _, want := range []string{"EMULATED", "random destinations, 2 writers", "Stream of synchronous writes, 1 writer", "auto: ", "because "} {
+	for _, want := range []string{"EMULATED", "random destinations, 2 writers", "Stream of synchronous writes, 1 writer", "auto: ", "because ", "saved to " + opt.CalibrationFile} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("output lacks %q:\n%s", want, out.String())
 		}
@@ -83,6 +83,38 @@ func checkFlushFiles(t *testing.T, opt FlushOptions, report *FlushReport) {
 	left, err := os.ReadDir(opt.Path)
 	if err != nil || len(left) != 2 {
 		t.Errorf("left behind: %v, %v; want the report and the calibration", left, err)
+	}
+}
+
+// TestRunFlushChoosesAmongModes: what is saved is one of the modes asked for.
+func TestRunFlushChoosesAmongModes(t *testing.T) {
+	flush := pmem.CPUModes()[0]
+	dir := shm(t)
+	opt := FlushOptions{
+		ScratchOptions:  pmem.ScratchOptions{Path: dir, Size: 8 << 20},
+		Modes:           []pmem.Mode{flush},
+		Sizes:           []int{64},
+		Writers:         []int{1},
+		Budget:          10 * time.Millisecond,
+		Save:            true,
+		CalibrationFile: filepath.Join(dir, "calibration.json"),
+	}
+	var out bytes.Buffer
+	report, err := RunFlush(context.Background(), opt, &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := pmem.LoadCalibration(opt.CalibrationFile, report.Backing)
+	if err != nil || c.Choice.Small != flush || c.Choice.Bulk != flush {
+		t.Errorf("saved %s, %v; want %s", c.Choice, err, flush)
+	}
+	opt.Modes, opt.CalibrationFile = []pmem.Mode{pmem.MSync}, filepath.Join(dir, "none.json")
+	if _, err := RunFlush(context.Background(), opt, &out); err == nil || !strings.Contains(err.Error(), "nothing was saved") {
+		t.Errorf("msync alone: %v, want to be told that there is no choice", err)
+	}
+	opt.Modes = []pmem.Mode{pmem.Auto}
+	if _, err := RunFlush(context.Background(), opt, &out); err == nil || !strings.Contains(err.Error(), "auto") {
+		t.Errorf("auto: %v, want a refusal", err)
 	}
 }
 

@@ -21,52 +21,73 @@ func (s *controllerServer) GetCapacity(ctx context.Context, req *csi.GetCapacity
 	if err != nil {
 		return nil, err
 	}
-	available, largest, err := s.d.capacity(ctx, req, params)
+	can, err := s.d.capacity(ctx, req, params)
 	if code := codeOf(err); err != nil && code != codes.ResourceExhausted && code != codes.InvalidArgument {
 		return nil, err
 	}
 	if err != nil {
 		klog.V(4).InfoS("No capacity", "parameters", req.GetParameters(), "reason", err.Error())
-		available, largest = 0, 0
+		can = capacity{smallest: minimumVolumeSize}
 	}
 	return &csi.GetCapacityResponse{
-		AvailableCapacity: int64(min(available, math.MaxInt64)),
-		MaximumVolumeSize: wrapperspb.Int64(int64(min(largest, math.MaxInt64))),
-		MinimumVolumeSize: wrapperspb.Int64(minimumVolumeSize),
+		AvailableCapacity: int64(min(can.available, math.MaxInt64)),
+		MaximumVolumeSize: wrapperspb.Int64(int64(min(can.largest, math.MaxInt64))),
+		MinimumVolumeSize: wrapperspb.Int64(int64(min(can.smallest, math.MaxInt64))),
 	}, nil
 }
 
-// capacity returns the usable bytes in all regions that the class may use and
-// in the largest volume. The latter is that of one extent, never a sum.
-func (d *Driver) capacity(ctx context.Context, req *csi.GetCapacityRequest, params Params) (available, largest uint64, err error) {
+// capacity is what a class can get, in usable bytes.
+type capacity struct {
+	available uint64 // in all regions that the class may use
+	largest   uint64 // volume; that of one extent, never a sum
+	smallest  uint64 // volume, after rounding
+}
+
+func (d *Driver) capacity(ctx context.Context, req *csi.GetCapacityRequest, params Params) (capacity, error) {
+	none := capacity{smallest: minimumVolumeSize}
+	var err error
 	if len(req.GetVolumeCapabilities()) > 0 {
 		err = applyCapabilities(&params, req.GetVolumeCapabilities())
 	} else {
 		err = params.checkOffered()
 	}
 	if err != nil {
-		return 0, 0, err
+		return none, err
 	}
 	if t := req.GetAccessibleTopology(); t != nil && !d.inTopology(t) {
-		return 0, 0, nil
+		return none, nil
 	}
 	regions, err := d.candidateRegions(ctx, params)
 	if err != nil {
-		return 0, 0, err
+		return none, err
 	}
 	if params.Provision == ProvisionNamespace {
 		idle, err := d.idleNamespaces(ctx, params, regions)
-		for _, ns := range idle {
-			available, largest = available+ns.Size, max(largest, ns.Size)
-		}
-		return available, largest, err
+		return capacityOfNamespaces(idle), err
 	}
+	return capacityOfRegions(params.namespaceMode(), regions), nil
+}
+
+// capacityOfNamespaces is that of existing namespaces, smallest first.
+func capacityOfNamespaces(idle []ndctl.Namespace) capacity {
+	can := capacity{smallest: minimumVolumeSize}
+	for _, ns := range idle {
+		can.available, can.largest = can.available+ns.Size, ns.Size
+	}
+	if len(idle) > 0 {
+		can.smallest = max(idle[0].Size, minimumVolumeSize)
+	}
+	return can
+}
+
+func capacityOfRegions(mode ndctl.Mode, regions []ndctl.Region) capacity {
+	can := capacity{smallest: smallestVolume(mode, regions)}
 	for _, r := range regions {
-		available += ndctl.UsableSize(params.namespaceMode(), r.Available)
-		largest = max(largest, ndctl.UsableSize(params.namespaceMode(), r.LargestExtent))
+		can.available += ndctl.UsableSize(mode, r.Available)
+		can.largest = max(can.largest, ndctl.UsableSize(mode, r.LargestExtent))
 	}
-	if largest < minimumVolumeSize {
-		return available, 0, nil
+	if can.largest < minimumVolumeSize {
+		can.largest = 0
 	}
-	return available, largest, nil
+	return can
 }

@@ -74,7 +74,7 @@ func (d *Driver) checkCompatible(ctx context.Context, spec volumeSpec, r *record
 		return errorf(codes.AlreadyExists, "volume %q exists with other parameters: %v, not %v", spec.name, r.Params, spec.params.Map(OriginState))
 	}
 	if !spec.size.allows(r.Capacity) {
-		return errorf(codes.AlreadyExists, "volume %q exists with %d bytes, %d to %d are asked for", spec.name, r.Capacity, spec.size.required, spec.size.limit)
+		return errorf(codes.AlreadyExists, "volume %q exists with %d bytes; asked for are %s", spec.name, r.Capacity, spec.size)
 	}
 	_, err = d.backing(ctx, r)
 	return err
@@ -144,7 +144,7 @@ func (d *Driver) createInNamespace(ctx context.Context, spec volumeSpec, regions
 		}
 		return d.finish(ctx, r)
 	}
-	return nil, errorf(codes.ResourceExhausted, "node %s has no idle, blank %s namespace of %d to %d bytes", d.options.NodeID, spec.params.namespaceMode(), spec.size.required, spec.size.limit)
+	return nil, errorf(codes.ResourceExhausted, "node %s has no idle, blank %s namespace of %s", d.options.NodeID, spec.params.namespaceMode(), spec.size)
 }
 
 // namespaceKey is not a valid volume ID.

@@ -30,6 +30,16 @@ func (d *Driver) delete(ctx context.Context, id string) error {
 	return d.eraser.wait(ctx, r, d.eraser.start(r), d.options.EraseWait)
 }
 
+// forget removes what is on the node of a volume that is deleted: last the
+// record, so that what is left always has one. Files that its server has left
+// do no harm and hold nothing up.
+func (d *Driver) forget(id string) error {
+	if err := d.nvfs.Forget(id); err != nil {
+		klog.ErrorS(err, "The files of a deleted volume's server are left", "volumeID", id)
+	}
+	return d.records.remove(id)
+}
+
 // retire takes a volume out of use for good.
 func (d *Driver) retire(ctx context.Context, r *record) error {
 	if targets, err := d.liveTargets(r); err != nil {

@@ -26,6 +26,9 @@ type Deps struct {
 	CheckFlush func(mode string, region ndctl.Region) error
 	// Statfs is statfs(2) when nil.
 	Statfs func(path string, buf *unix.Statfs_t) error
+	// Ping makes the server of the mount at a path answer; mountd.Ping when
+	// nil.
+	Ping func(path string) error
 }
 
 func (d *Deps) validate() error {
@@ -73,13 +76,16 @@ func New(options Options, deps Deps) (*Driver, error) {
 		namespaces: deps.Namespaces,
 		nvfs:       deps.NVFS,
 		volumes:    deps.Volumes,
-		mounts:     &mounts{table: deps.Mount, statfs: deps.Statfs},
+		mounts:     &mounts{table: deps.Mount, statfs: deps.Statfs, ping: deps.Ping},
 		checkFlush: deps.CheckFlush,
 		records:    records,
 		unlock:     unlock,
 	}
 	if d.mounts.statfs == nil {
 		d.mounts.statfs = unix.Statfs
+	}
+	if d.mounts.ping == nil {
+		d.mounts.ping = mountd.Ping
 	}
 	if d.checkFlush == nil {
 		d.checkFlush = checkFlush

@@ -116,14 +116,14 @@ func (d *Driver) erase(ctx context.Context, r *record) error {
 	ns, err := d.namespaces.Namespace(ctx, r.Namespace)
 	switch {
 	case errors.Is(err, ndctl.ErrNotFound):
-		return d.records.remove(r.ID) // done before a crash, or the memory is gone
+		return d.forget(r.ID) // done before a crash, or the memory is gone
 	case errors.Is(err, ndctl.ErrLost):
 		klog.InfoS("Nothing to erase", "volumeID", r.ID, "reason", err.Error())
 	case err != nil:
 		return err
 	case !r.owns(ns):
 		klog.InfoS("The namespace of a deleted volume was replaced and is left alone", "volumeID", r.ID, "namespace", ns.Name, "uuid", ns.UUID)
-		return d.records.remove(r.ID)
+		return d.forget(r.ID)
 	case ns.InUse:
 		return fmt.Errorf("%w: %s", ndctl.ErrBusy, ns.Device)
 	case params.EraseOnDelete || keep:
@@ -136,7 +136,7 @@ func (d *Driver) erase(ctx context.Context, r *record) error {
 			return err
 		}
 	}
-	return d.records.remove(r.ID)
+	return d.forget(r.ID)
 }
 
 // zero overwrites the device from where the record says that an earlier

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"google.golang.org/grpc/codes"
@@ -47,20 +48,29 @@ func (d *Driver) expand(ctx context.Context, id string, want sizeRange) (uint64,
 }
 
 func (d *Driver) extend(ctx context.Context, r *record, ns ndctl.Namespace, want sizeRange) (ndctl.Namespace, error) {
-	if want.limit != 0 {
-		regions, err := d.namespaces.Regions(ctx)
-		if err != nil {
-			return ns, err
+	regions, err := d.namespaces.Regions(ctx)
+	if err != nil {
+		return ns, err
+	}
+	for _, region := range regions {
+		if region.Name != ns.Region {
+			continue
 		}
-		for _, region := range regions {
-			if size, ok := usableSizeFor(ns.Mode, want.required, region); region.Name == ns.Region && (!ok || size > want.limit) {
-				return ns, errorf(codes.OutOfRange, "volume %s cannot have between %d and %d bytes: the next size is %d; raise the limit", r.ID, want.required, want.limit, size)
-			}
+		if err := checkRounding(ns.Mode, want, []ndctl.Region{region}); err != nil {
+			return ns, fmt.Errorf("expand volume %s: %w", r.ID, err)
 		}
 	}
 	extended, err := d.namespaces.Extend(ctx, r.Namespace, want.required)
+	var noSpace *ndctl.NoSpaceError
+	if errors.As(err, &noSpace) {
+		return ns, errorf(codes.ResourceExhausted, "volume %s cannot grow to %d bytes: it grows in place only, and with what follows it in region %s it can have at most %d bytes; copy the data to a new, larger volume",
+			r.ID, want.required, noSpace.Region, noSpace.Largest)
+	}
+	if errors.Is(err, ndctl.ErrUnsupported) {
+		return ns, failedPrecondition("volume %s cannot grow: %w; copy the data to a new, larger volume", r.ID, err)
+	}
 	if err != nil {
-		return ns, fmt.Errorf("expand volume %s to %d bytes: %w; or copy the data to a new, larger volume", r.ID, want.required, err)
+		return ns, fmt.Errorf("expand volume %s to %d bytes: %w", r.ID, want.required, err)
 	}
 	return extended, nil
 }

@@ -64,7 +64,7 @@ func prepareNode(t *testing.T, regions ...ndctl.Region) *node {
 }
 
 func (n *node) deps() driver.Deps {
-	return driver.Deps{Namespaces: n.ns, NVFS: n.nvfs, Volumes: n.volumes, Mount: n.mounts, Statfs: n.mounts.Statfs,
+	return driver.Deps{Namespaces: n.ns, NVFS: n.nvfs, Volumes: n.volumes, Mount: n.mounts, Statfs: n.mounts.Statfs, Ping: n.mounts.Ping,
 		CheckFlush: func(mode string, _ ndctl.Region) error {
 			if mode == "movdir64b" {
 				return status.Error(codes.Internal, "flush mode movdir64b cannot be used; possible: nt, clwb")

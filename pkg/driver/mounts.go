@@ -15,9 +15,9 @@ import (
 	"k8s.io/mount-utils"
 )
 
-// statfsTimeout bounds a look into a mounted filesystem: longer than a server
+// answerTimeout bounds a question to a mounted filesystem: longer than a server
 // needs to be restarted, shorter than what the kubelet waits for a call.
-const statfsTimeout = 5 * time.Second
+const answerTimeout = 5 * time.Second
 
 // mounts looks at and changes the mount table. Whether something is mounted is
 // read from the table alone: a path below a dead or hanging server is never
@@ -25,14 +25,27 @@ const statfsTimeout = 5 * time.Second
 type mounts struct {
 	table  mount.Interface
 	statfs func(path string, buf *unix.Statfs_t) error
+	ping   func(path string) error
 
 	mu      sync.Mutex
-	pending map[string]*statfsCall
+	pending map[question]*call
 }
 
-type statfsCall struct {
+// question is what a mounted filesystem is asked. Whether it lives is not
+// found out by statfs(2), which waits until the whole volume has been counted.
+type question struct {
+	op   string // opPing or opStatfs
+	path string
+}
+
+const (
+	opPing   = "ping"
+	opStatfs = "statfs"
+)
+
+type call struct {
 	done chan struct{}
-	buf  unix.Statfs_t
+	buf  unix.Statfs_t // of opStatfs
 	err  error
 }
 
@@ -86,53 +99,72 @@ func (m *mounts) inspect(ctx context.Context, path string) (mount.MountPoint, mo
 		return mount.MountPoint{}, notMounted, err
 	}
 	top := stack[len(stack)-1]
-	_, err = m.stat(ctx, path)
+	_, err = m.ask(ctx, question{opPing, path})
 	switch {
 	case err == nil:
 		return top, mountLive, nil
-	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED):
+	case hasNoServer(err):
 		return top, mountDead, err
 	}
 	return top, mountSick, err
 }
 
-// stat is statfs(2), bounded in time. A call that hangs stays behind, one per
-// path at most, until the kernel lets it go; later callers wait for it.
+// hasNoServer reports whether err is that of a mount whose server is gone for
+// good.
+func hasNoServer(err error) bool {
+	return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED)
+}
+
+// stat is statfs(2), bounded in time.
 func (m *mounts) stat(ctx context.Context, path string) (unix.Statfs_t, error) {
-	call := m.startStat(path)
-	timeout := time.NewTimer(statfsTimeout)
+	return m.ask(ctx, question{opStatfs, path})
+}
+
+// ask waits for an answer, bounded in time. A call that hangs stays behind, one
+// per question at most, until the kernel lets it go; later callers wait for it.
+func (m *mounts) ask(ctx context.Context, q question) (unix.Statfs_t, error) {
+	call := m.start(q)
+	timeout := time.NewTimer(answerTimeout)
 	defer timeout.Stop()
 	select {
 	case <-call.done:
 		return call.buf, call.err
 	case <-timeout.C:
-		return unix.Statfs_t{}, errorf(codes.DeadlineExceeded, "the filesystem at %s does not answer within %s; its server may be restarting", path, statfsTimeout)
+		return unix.Statfs_t{}, errorf(codes.DeadlineExceeded, "the filesystem at %s does not answer %s within %s; its server may be restarting, or still counting what is on the volume", q.path, q.op, answerTimeout)
 	case <-ctx.Done():
 		return unix.Statfs_t{}, ctx.Err()
 	}
 }
 
-func (m *mounts) startStat(path string) *statfsCall {
+func (m *mounts) start(q question) *call {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if call, ok := m.pending[path]; ok {
-		return call
+	if running, ok := m.pending[q]; ok {
+		return running
 	}
-	call := &statfsCall{done: make(chan struct{})}
+	c := &call{done: make(chan struct{})}
 	if m.pending == nil {
-		m.pending = map[string]*statfsCall{}
+		m.pending = map[question]*call{}
 	}
-	m.pending[path] = call
+	m.pending[q] = c
 	go func() {
-		if err := m.statfs(path, &call.buf); err != nil {
-			call.err = &os.PathError{Op: "statfs", Path: path, Err: err}
+		if err := m.put(q, &c.buf); err != nil {
+			c.err = &os.PathError{Op: q.op, Path: q.path, Err: err}
 		}
 		m.mu.Lock()
-		delete(m.pending, path)
+		delete(m.pending, q)
 		m.mu.Unlock()
-		close(call.done)
+		close(c.done)
 	}()
-	return call
+	return c
+}
+
+// put asks the kernel.
+func (m *mounts) put(q question, buf *unix.Statfs_t) error {
+	if q.op == opPing {
+		return m.ping(q.path)
+	}
+	return m.statfs(q.path, buf)
 }
 
 // clear unmounts everything at path, dead mounts stacked on each other

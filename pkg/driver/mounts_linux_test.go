@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/mount-utils"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
 )
 
 // deadFUSE mounts a FUSE filesystem whose server is gone: every access says
@@ -30,7 +32,7 @@ func deadFUSE(t *testing.T, path, source string) {
 }
 
 func realMounts() *mounts {
-	return &mounts{table: mount.New(""), statfs: unix.Statfs}
+	return &mounts{table: mount.New(""), statfs: unix.Statfs, ping: mountd.Ping}
 }
 
 // TestRealDeadMounts goes through the kernel and the mount program: dead FUSE
@@ -110,7 +112,7 @@ func TestStatIsSharedAndBounded(t *testing.T) {
 		<-gate
 		return nil
 	}}
-	first := m.startStat("/x")
+	first := m.start(question{opStatfs, "/x"})
 	<-calls
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

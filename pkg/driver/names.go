@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"unicode"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem/ndctl"
 )
@@ -56,8 +57,16 @@ func checkVolumeName(name string) error {
 		return invalidArgument("volume name has %d bytes, at most %d are allowed", len(name), maxCSIString)
 	case strings.Contains(name, "..") || strings.Contains(name, "/"):
 		return invalidArgument("volume name %q must not contain \"..\" or \"/\"", name)
+	case strings.ContainsFunc(name, isBanned):
+		return invalidArgument("volume name %q must not contain control characters", name)
 	}
 	return nil
+}
+
+// isBanned reports whether the CSI specification excludes a character from
+// strings: every control character but tab, line feed and carriage return.
+func isBanned(r rune) bool {
+	return unicode.IsControl(r) && r != '\t' && r != '\n' && r != '\r'
 }
 
 // checkVolumeID accepts every ID that can be the name of a namespace, and so

@@ -138,6 +138,9 @@ func (d *Driver) volumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsReq
 		return nil, err
 	}
 	stat, err := d.mounts.stat(ctx, path)
+	if hasNoServer(err) {
+		return nil, failedPrecondition("the mount of volume %s at %s is dead: the process that served it has ended (%w); delete the pods that use the volume, so that it is staged again", req.GetVolumeId(), path, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: %w", req.GetVolumeId(), err)
 	}

@@ -115,7 +115,7 @@ var parameters = []parameter{
 		"Filesystem on the volume. This version offers `nvfs`; `ext4` and `xfs` are known names that are refused with the reason.",
 		FSTypeNVFS, FSTypeExt4, FSTypeXFS),
 	stringParameter(KeyFlushMode, classAndState|OriginContext, func(p *Params) *string { return &p.FlushMode }, string(pmem.Auto),
-		"How stores become durable. Nodes that cannot honour the mode report no capacity for the class, so pods are scheduled elsewhere. `auto` takes the fastest mode that the memory allows.",
+		"How stores become durable. Nodes that cannot honour the mode report no capacity for the class, so pods are scheduled elsewhere. `auto` takes what the node measured to be fastest on that kind of memory and NUMA node; a volume that is mounted before the measurement, which a node makes once, uses a default.",
 		flushModes()...),
 	stringParameter(KeyCacheMode, classAndState|OriginContext, func(p *Params) *string { return &p.CacheMode }, "through",
 		"Use of the page cache. `through`: reads are cached, each write is durable when it returns. `direct`: no page cache. `writeback`: fast, durable at fsync only.",

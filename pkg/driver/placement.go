@@ -6,23 +6,34 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem/ndctl"
 )
 
 const (
 	// defaultVolumeSize is what a volume without any size gets.
 	defaultVolumeSize = 1 << 30
-	// minimumVolumeSize leaves room for an NVFS superblock, journal and group.
-	minimumVolumeSize = 16 << 20
+	// minimumVolumeSize is what an NVFS volume needs at least.
+	minimumVolumeSize = layout.MinBlocks * layout.BlockSize
 )
 
 // sizeRange is what a caller wants; limit is 0 when there is none.
 type sizeRange struct {
 	required uint64
 	limit    uint64
+}
+
+// String describes the range for people.
+func (s sizeRange) String() string {
+	if s.limit == 0 {
+		return fmt.Sprintf("at least %d bytes", s.required)
+	}
+	return fmt.Sprintf("%d to %d bytes", s.required, s.limit)
 }
 
 // allows reports whether a volume of that usable size satisfies the caller.
@@ -92,15 +103,34 @@ func usableSizeFor(mode ndctl.Mode, size uint64, r ndctl.Region) (uint64, bool) 
 // checkRounding returns nil when at least one region can offer a size within
 // the range, however much is free there.
 func checkRounding(mode ndctl.Mode, want sizeRange, regions []ndctl.Region) error {
-	var offered []uint64
+	var offered []string
 	for _, r := range regions {
 		size, ok := usableSizeFor(mode, want.required, r)
 		if ok && want.allows(size) {
 			return nil
 		}
-		offered = append(offered, size)
+		if ok {
+			offered = append(offered, strconv.FormatUint(size, 10))
+		}
 	}
-	return errorf(codes.OutOfRange, "no volume of %d to %d bytes is possible: sizes are rounded up to the alignment of the region, the next ones are %v bytes; raise the limit", want.required, want.limit, offered)
+	if len(offered) == 0 {
+		return errorf(codes.OutOfRange, "no volume of %s is possible: that is more than any region can have", want)
+	}
+	slices.Sort(offered)
+	return errorf(codes.OutOfRange, "no volume of %s is possible: sizes are rounded up to the alignment of the region, and the next one is %s bytes; raise the limit",
+		want, strings.Join(slices.Compact(offered), " or "))
+}
+
+// smallestVolume returns the usable size of the smallest volume that can be
+// made in one of the regions, however much is free there.
+func smallestVolume(mode ndctl.Mode, regions []ndctl.Region) uint64 {
+	var smallest uint64
+	for _, r := range regions {
+		if size, ok := usableSizeFor(mode, minimumVolumeSize, r); ok && (smallest == 0 || size < smallest) {
+			smallest = size
+		}
+	}
+	return max(smallest, minimumVolumeSize)
 }
 
 // idleNamespaces returns the existing namespaces that a volume with

@@ -49,7 +49,7 @@ func TestSanity(t *testing.T) {
 	}
 	mounts := drivertest.NewMounts()
 	drivertest.RunSanity(t, testOptions(dir),
-		driver.Deps{Namespaces: namespaces, NVFS: drivertest.NewNVFS(mounts), Volumes: drivertest.NewVolumes(), Mount: mounts, Statfs: mounts.Statfs},
+		driver.Deps{Namespaces: namespaces, NVFS: drivertest.NewNVFS(mounts), Volumes: drivertest.NewVolumes(), Mount: mounts, Statfs: mounts.Statfs, Ping: mounts.Ping},
 		drivertest.SanityConfig{Dir: dir, VolumeSize: 64 * mib, ExpandSize: 128 * mib, Parameters: map[string]string{driver.KeyNUMANode: "0"}})
 	if list, err := namespaces.Namespaces(t.Context()); err != nil || len(list) != 0 {
 		t.Errorf("the suite leaked namespaces: %v, %v", list, err)

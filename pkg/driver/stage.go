@@ -206,6 +206,11 @@ func (d *Driver) unstage(ctx context.Context, id, path string) error {
 	if err != nil {
 		return d.unmountStaged(ctx, id, path)
 	}
+	if r.Staged == nil || r.Staged.Path != path {
+		// The volume's server, if there is one, has nothing to do with what is
+		// there and goes on.
+		return d.mounts.clear(path)
+	}
 	// An unmount at the staging path would take the server away from bind
 	// mounts that are still used.
 	if targets, err := d.liveTargets(r); err != nil {
@@ -216,7 +221,7 @@ func (d *Driver) unstage(ctx context.Context, id, path string) error {
 	if err := d.unmountStaged(ctx, id, path); err != nil {
 		return err
 	}
-	if r.Phase != phaseReady || r.Staged == nil || r.Staged.Path != path {
+	if r.Phase != phaseReady {
 		return nil
 	}
 	r.Staged, r.Published = nil, nil

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,17 +43,27 @@ func serveHelper() error {
 	defer cancel()
 	return Serve(ctx, ServeOptions{
 		Spec: spec, Version: "test", StateDir: os.Args[len(os.Args)-3], FuseFD: childFuseFD, ReadyFD: childReadyFD, LockFD: childLockFD,
-		OpenVolume: openTestVolume,
+		OpenVolume: openTestVolume, RemoveLog: argument("--remove-log"),
 	})
+}
+
+// argument is what follows a flag on the command line; "" without it.
+func argument(flag string) string {
+	if i := slices.Index(os.Args, flag); i >= 0 {
+		return os.Args[i+1]
+	}
+	return ""
 }
 
 // testVolume is a volume in memory. Its path names a file whose content says
 // how opening it goes; "clean" in it is what a real volume's clean mark is.
 type testVolume struct {
 	fusefs.Filesystem
-	space *pmem.Mapping
-	path  string
-	grown bool
+	space     *pmem.Mapping
+	path      string
+	grown     bool
+	volatile  bool
+	uncounted bool // statfs never returns, as while the volume is counted
 }
 
 func openTestVolume(spec Spec) (Volume, error) {
@@ -76,12 +87,13 @@ func openTestVolume(spec Spec) (Volume, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &testVolume{Filesystem: fusefs.NewNull(space), space: space, path: spec.Path}, nil
+	return &testVolume{Filesystem: fusefs.NewNull(space), space: space, path: spec.Path,
+		volatile: string(content) == "volatile", uncounted: string(content) == "uncounted"}, nil
 }
 
 func (v *testVolume) NewWorker() (fusefs.Worker, error) {
 	w, err := v.Filesystem.NewWorker()
-	return faultyWorker{w}, err
+	return faultyWorker{w, v.uncounted}, err
 }
 
 func (v *testVolume) Close() error {
@@ -94,6 +106,7 @@ func (v *testVolume) Grow() (uint64, error) {
 	v.grown = true
 	return v.SizeBytes(), nil
 }
+func (v *testVolume) Emulated() bool { return v.volatile }
 func (v *testVolume) Health() string { return "" }
 func (v *testVolume) Flush() string  { return "clwb (chosen for the test)" }
 func (v *testVolume) ReadOnly() bool { return false }
@@ -105,7 +118,10 @@ func (v *testVolume) SizeBytes() uint64 {
 }
 
 // faultyWorker panics when "poison" is looked up.
-type faultyWorker struct{ fusefs.Worker }
+type faultyWorker struct {
+	fusefs.Worker
+	uncounted bool
+}
 
 func (w faultyWorker) Lookup(parent nvfs.NodeID, name []byte, a *nvfs.Attr) error {
 	if string(name) == "poison" {
@@ -235,5 +251,29 @@ func checkError(t *testing.T, err error, want ...string) {
 		if !strings.Contains(err.Error(), w) {
 			t.Errorf("error %q does not say %q", err, w)
 		}
+	}
+}
+
+// StatFS of a volume that is still being counted does not return.
+func (w faultyWorker) StatFS(s *nvfs.StatFS) error {
+	if w.uncounted {
+		select {}
+	}
+	return w.Worker.StatFS(s)
+}
+
+// checkFiles compares the names below the state and log directories.
+func (n *node) checkFiles(want ...string) {
+	n.t.Helper()
+	var got []string
+	for _, dir := range []string{n.l.opts.StateDir, n.l.opts.LogDir} {
+		entries, err := os.ReadDir(dir)
+		must(n.t, err)
+		for _, e := range entries {
+			got = append(got, e.Name())
+		}
+	}
+	if !slices.Equal(got, want) {
+		n.t.Errorf("files %q, want %q", got, want)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +16,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
 
@@ -30,6 +30,9 @@ type LauncherOptions struct {
 	// LogDir gets one log file per volume; "" lets the serving processes
 	// write to this process's standard error.
 	LogDir string
+	// RemoveLogs lets a serving process remove its log file when it has
+	// unmounted its volume without any error. Otherwise Forget does.
+	RemoveLogs bool
 }
 
 // Launcher is the Mounter that starts one process per volume. The processes
@@ -88,12 +91,13 @@ func SpecArgs(spec Spec, stateDir string) []string {
 const cleanupTimeout = 10 * time.Second
 
 // Mount implements Mounter.
-func (l *Launcher) Mount(ctx context.Context, spec Spec) error {
+func (l *Launcher) Mount(ctx context.Context, spec Spec) (err error) {
 	lock, fuseFile, err := prepare(spec, l.opts.StateDir)
 	if err != nil {
 		return err
 	}
-	defer lock.Close() // the serving process has its own copy
+	// The serving process has its own copy, if it lives.
+	defer func() { err = errors.Join(err, dropLock(lock, l.opts.StateDir, spec.VolumeID)) }()
 	child, err := l.start(spec, fuseFile, lock)
 	// From here the connection lives and dies with the serving process.
 	closeErr := fuseFile.Close()
@@ -134,7 +138,7 @@ func (l *Launcher) start(spec Spec, fuseFile, lock *os.File) (_ *child, err erro
 	defer readyW.Close()
 	c := &child{ready: readyR, exited: make(chan struct{})}
 	// Not CommandContext: the process outlives the call.
-	c.cmd = exec.Command(exe, append(append([]string{}, l.opts.Args...), SpecArgs(spec, l.opts.StateDir)...)...)
+	c.cmd = exec.Command(exe, l.args(spec)...)
 	c.cmd.Env = append(os.Environ(), SpecEnv+"="+string(specJSON))
 	c.cmd.Dir = "/"
 	c.cmd.ExtraFiles = []*os.File{fuseFile, readyW, lock}
@@ -154,6 +158,18 @@ func (l *Launcher) start(spec Spec, fuseFile, lock *os.File) (_ *child, err erro
 	return c, nil
 }
 
+func (l *Launcher) args(spec Spec) []string {
+	args := append([]string{}, l.opts.Args...)
+	if l.opts.RemoveLogs && l.opts.LogDir != "" {
+		args = append(args, "--remove-log", l.logPath(spec.VolumeID))
+	}
+	return append(args, SpecArgs(spec, l.opts.StateDir)...)
+}
+
+func (l *Launcher) logPath(volumeID string) string {
+	return filepath.Join(l.opts.LogDir, stateName(volumeID)+".log")
+}
+
 // setLog sends the output of c to its volume's log file.
 func (l *Launcher) setLog(c *child, volumeID string) error {
 	if l.opts.LogDir == "" {
@@ -163,7 +179,7 @@ func (l *Launcher) setLog(c *child, volumeID string) error {
 	if err := os.MkdirAll(l.opts.LogDir, 0o700); err != nil {
 		return fmt.Errorf("log directory: %w", err)
 	}
-	f, err := os.OpenFile(filepath.Join(l.opts.LogDir, stateName(volumeID)+".log"), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+	f, err := os.OpenFile(l.logPath(volumeID), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return fmt.Errorf("log file: %w", err)
 	}
@@ -187,7 +203,7 @@ func (c *child) answers(ctx context.Context, spec Spec) error {
 	if err := errors.Join(err, c.ready.Close(), c.closeLog()); err != nil {
 		return err
 	}
-	return statfs(ctx, spec.Mountpoint)
+	return awaitAnswer(ctx, spec.Mountpoint)
 }
 
 // awaitReady waits for the line on the ready pipe.
@@ -235,29 +251,6 @@ func (c *child) lastWords(ctx context.Context) string {
 	return text + ": " + strings.TrimSpace(string(b))
 }
 
-// statfs asks the filesystem itself; it waits no longer than ctx.
-func statfs(ctx context.Context, mountpoint string) error {
-	done := make(chan error, 1)
-	go func() {
-		// Ends when the filesystem answers, or its connection does.
-		var st unix.Statfs_t
-		err := unix.Statfs(mountpoint, &st)
-		if err == nil && st.Type != unix.FUSE_SUPER_MAGIC {
-			err = errors.New("the volume has been unmounted")
-		}
-		done <- err
-	}()
-	select {
-	case err := <-done:
-		if err != nil {
-			return fmt.Errorf("statfs %s: %w", mountpoint, err)
-		}
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("%s does not answer: %w", mountpoint, ctx.Err())
-	}
-}
-
 // tearDown removes what a Mount that fails has made: the mount and, when it
 // was started, the process.
 func tearDown(mountpoint string, c *child) error {
@@ -280,36 +273,38 @@ func tearDown(mountpoint string, c *child) error {
 
 // Unmount implements Mounter.
 func (l *Launcher) Unmount(ctx context.Context, volumeID, mountpoint string) error {
-	probe, err := openProbe(l.opts.StateDir, volumeID)
+	proc, locked, err := findServer(l.opts.StateDir, volumeID)
 	if err != nil {
 		return err
 	}
-	if probe == nil {
-		_, err := unmountAll(mountpoint)
-		return err
-	}
-	defer probe.Close()
-	proc, err := probe.process()
-	if err != nil {
-		return err
+	if proc == nil && locked {
+		return fmt.Errorf("volume %s is just being mounted: %w", volumeID, ErrBusy)
 	}
 	if proc == nil {
-		if locked, err := probe.locked(); err != nil || locked {
-			return errors.Join(err, fmt.Errorf("volume %s is just being mounted: %w", volumeID, ErrBusy))
-		}
 		_, err := unmountAll(mountpoint)
-		return err
+		return errors.Join(err, removeLock(l.opts.StateDir, volumeID)) // of a process that was killed
 	}
 	defer proc.Close()
 	connection, err := unmountAll(mountpoint)
 	if err != nil {
 		return err
 	}
+	if connection == 0 && l.servesElsewhere(ctx, volumeID, mountpoint) {
+		return nil
+	}
 	if err := proc.wait(ctx); err != nil {
 		return errors.Join(fmt.Errorf("volume %s: %w", volumeID, err), otherMounts(connection))
 	}
 	klog.V(2).InfoS("Volume unmounted", "volume", volumeID, "mountpoint", mountpoint)
 	return nil
+}
+
+// servesElsewhere reports whether the serving process says that the volume is
+// mounted at another place. A process that does not say so may be on its way
+// out, and is waited for.
+func (l *Launcher) servesElsewhere(ctx context.Context, volumeID, mountpoint string) bool {
+	status, err := l.Status(ctx, volumeID)
+	return err == nil && status.Mountpoint != "" && !samePlace(status.Mountpoint, mountpoint)
 }
 
 // Status implements Mounter.
@@ -327,4 +322,19 @@ func (l *Launcher) Grow(ctx context.Context, volumeID string) (Status, error) {
 func (l *Launcher) Stop(ctx context.Context, volumeID string) error {
 	_, err := callControl(ctx, l.opts.StateDir, volumeID, methodStop)
 	return err
+}
+
+// Forget implements Mounter.
+func (l *Launcher) Forget(volumeID string) error {
+	lock, err := openLock(l.opts.StateDir, volumeID)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // there is no state directory: nothing was ever served
+	}
+	if err != nil {
+		return err
+	}
+	if l.opts.LogDir != "" {
+		err = removeFile(l.logPath(volumeID))
+	}
+	return errors.Join(err, removeState(l.opts.StateDir, volumeID), lock.Close())
 }

@@ -30,7 +30,7 @@ func TestMountAndUnmount(t *testing.T) {
 	p := n.running()
 	status, err := n.l.Status(within(t), n.spec.VolumeID)
 	must(t, err)
-	want := Status{Protocol: 1, Version: "test", PID: p.pid, VolumeID: "vol-1", Path: n.spec.Path, Flush: "clwb (chosen for the test)",
+	want := Status{Protocol: 1, Version: "test", PID: p.pid, VolumeID: "vol-1", Path: n.spec.Path, Mountpoint: n.spec.Mountpoint, Flush: "clwb (chosen for the test)",
 		Cache: "direct", Transport: "dev", Emulated: true, SizeBytes: 16 << 20}
 	if status != want {
 		t.Errorf("status %+v, want %+v", status, want)
@@ -60,6 +60,83 @@ func TestMountAndUnmount(t *testing.T) {
 func TestUnmountUnknownVolume(t *testing.T) {
 	n := newNode(t, "")
 	n.unmount()
+}
+
+// A mount is ready before the volume has been counted, however long that takes.
+func TestMountDoesNotWaitForTotals(t *testing.T) {
+	n := newNode(t, "uncounted")
+	n.mount()
+	must(t, Ping(n.spec.Mountpoint))
+	n.unmount()
+}
+
+// An unmount where the volume is not mounted has nothing to wait for.
+func TestUnmountAtAnotherPlace(t *testing.T) {
+	n := newNode(t, "")
+	n.mount()
+	must(t, n.l.Unmount(within(t), n.spec.VolumeID, t.TempDir()))
+	n.checkMounted(true)
+	n.running()
+	// The same place by another name is the same place.
+	link := filepath.Join(t.TempDir(), "link")
+	must(t, os.Symlink(filepath.Dir(n.spec.Mountpoint), link))
+	must(t, n.l.Unmount(within(t), n.spec.VolumeID, filepath.Join(link, filepath.Base(n.spec.Mountpoint))))
+	n.checkMounted(false)
+	n.checkMedium("clean")
+}
+
+func TestVolatileMemoryIsEmulated(t *testing.T) {
+	n := newNode(t, "volatile")
+	n.spec.Emulated = false
+	n.mount()
+	defer n.unmount()
+	if status, err := n.l.Status(within(t), n.spec.VolumeID); err != nil || !status.Emulated {
+		t.Errorf("status %+v, %v; want emulated", status, err)
+	}
+}
+
+func TestFilesAreRemoved(t *testing.T) {
+	n := newNode(t, "")
+	n.mount()
+	n.checkFiles("vol-1.lock", "vol-1.sock", "vol-1.log")
+	if err := n.l.Forget("vol-1"); !errors.Is(err, ErrInUse) {
+		t.Errorf("forget a served volume: %v, want ErrInUse", err)
+	}
+	n.unmount()
+	n.checkFiles("vol-1.log")
+	must(t, n.l.Forget("vol-1"))
+	n.checkFiles()
+	must(t, n.l.Forget("vol-1"))
+
+	// Nobody is there to remove the files of a process that was killed.
+	n.mount()
+	p := n.running()
+	must(t, unix.Kill(p.pid, unix.SIGKILL))
+	must(t, p.wait(within(t)))
+	n.checkFiles("vol-1.lock", "vol-1.sock", "vol-1.log")
+	n.unmount()
+	n.checkFiles("vol-1.log")
+
+	// A volume that cannot be served leaves the log that says why.
+	must(t, os.WriteFile(n.spec.Path, []byte("damaged"), 0o600))
+	checkError(t, n.l.Mount(within(t), n.spec), "damaged")
+	n.checkFiles("vol-1.log")
+}
+
+func TestLogIsRemovedAfterUmount(t *testing.T) {
+	n := newNode(t, "")
+	n.l.opts.RemoveLogs = true
+	n.mount()
+	n.checkFiles("vol-1.lock", "vol-1.sock", "vol-1.log")
+	p := n.running()
+	must(t, fusefs.Unmount(n.spec.Mountpoint)) // as umount(8) does
+	must(t, p.wait(within(t)))
+	n.checkFiles()
+}
+
+func TestForgetWithoutStateDir(t *testing.T) {
+	l := NewLauncher(LauncherOptions{StateDir: filepath.Join(t.TempDir(), "none")})
+	must(t, l.Forget("vol-1"))
 }
 
 func TestMountExclusive(t *testing.T) {
@@ -181,12 +258,17 @@ func TestKilledProcessIsHealed(t *testing.T) {
 	kill := func() {
 		t.Helper()
 		n.mount()
+		_, err := os.Stat(n.spec.Mountpoint) // fills the kernel's cache
+		must(t, err)
 		p := n.running()
 		must(t, unix.Kill(p.pid, unix.SIGKILL))
 		must(t, p.wait(within(t)))
 		var st unix.Statfs_t
 		if err := unix.Statfs(n.spec.Mountpoint, &st); err != unix.ENOTCONN {
 			t.Errorf("statfs of the dead mount: %v", err)
+		}
+		if err := Ping(n.spec.Mountpoint); err != unix.ENOTCONN {
+			t.Errorf("ping of the dead mount: %v", err)
 		}
 		n.checkMedium("dirty")
 	}
@@ -360,6 +442,9 @@ func TestServeForeground(t *testing.T) {
 	must(t, <-done)
 	n.checkMounted(false)
 	n.checkMedium("clean")
+	if _, err := os.Stat(lockPath(n.l.opts.StateDir, n.spec.VolumeID)); !os.IsNotExist(err) {
+		t.Errorf("the lock file is left: %v", err)
+	}
 
 	must(t, os.WriteFile(n.spec.Path, []byte("damaged"), 0o600))
 	err := ServeForeground(context.Background(), ServeOptions{Spec: n.spec, StateDir: n.l.opts.StateDir, OpenVolume: openTestVolume})

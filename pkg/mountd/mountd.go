@@ -25,6 +25,8 @@ type Spec struct {
 	NUMANode   int      `json:"numaNode"` // -1: not bound
 	AllowOther bool     `json:"allowOther"`
 	MountFlags []string `json:"mountFlags,omitempty"` // further mount(2) flags: nosuid, nodev, noexec, noatime...
+
+	Calibration string `json:"calibration,omitempty"` // file of what was measured for flush mode auto; "": the default one
 }
 
 // check refuses a Spec that cannot be mounted.
@@ -43,18 +45,21 @@ func (s *Spec) check() error {
 
 // Status is what a serving process says of itself.
 type Status struct {
-	Protocol  int    `json:"protocol"` // version of the control protocol
-	Version   string `json:"version"`  // of the binary
-	PID       int    `json:"pid"`
-	VolumeID  string `json:"volumeID"`
-	Path      string `json:"path"`
-	Flush     string `json:"flush"` // the flush mode in force, with why it was chosen
-	Cache     string `json:"cache"`
-	Transport string `json:"transport"`
-	Emulated  bool   `json:"emulated"`
-	ReadOnly  bool   `json:"readOnly"` // by option or because damage was found
-	Health    string `json:"health"`   // "" is healthy, else what is wrong
-	SizeBytes uint64 `json:"sizeBytes"`
+	Protocol int    `json:"protocol"` // version of the control protocol
+	Version  string `json:"version"`  // of the binary
+	PID      int    `json:"pid"`
+	VolumeID string `json:"volumeID"`
+	Path     string `json:"path"`
+	// Mountpoint is where the process mounted the volume; "" when it does not
+	// say.
+	Mountpoint string `json:"mountpoint"`
+	Flush      string `json:"flush"` // the flush mode in force, with why it was chosen
+	Cache      string `json:"cache"`
+	Transport  string `json:"transport"`
+	Emulated   bool   `json:"emulated"` // declared so, or the memory is volatile
+	ReadOnly   bool   `json:"readOnly"` // by option or because damage was found
+	Health     string `json:"health"`   // "" is healthy, else what is wrong
+	SizeBytes  uint64 `json:"sizeBytes"`
 }
 
 // Mounter mounts volumes and manages their serving processes. It is safe for
@@ -65,10 +70,14 @@ type Mounter interface {
 	Mount(ctx context.Context, spec Spec) error
 	// Unmount unmounts and waits until the serving process has ended and the
 	// volume is marked clean. A volume that is not mounted is not an error.
-	// A dead mount (its server is gone) is removed.
+	// A dead mount (its server is gone) is removed. A volume that is mounted
+	// at another place is left alone.
 	Unmount(ctx context.Context, volumeID, mountpoint string) error
 	// Status asks the serving process; ErrNotServed when there is none.
 	Status(ctx context.Context, volumeID string) (Status, error)
+	// Forget removes the files that a volume, which is not coming back, has
+	// left on the node, its log included; ErrInUse while it is served.
+	Forget(volumeID string) error
 	// Grow lets the filesystem use the whole backing after it was extended.
 	Grow(ctx context.Context, volumeID string) (Status, error)
 }

@@ -1,8 +1,10 @@
 package mountd
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -75,20 +77,22 @@ const deadTimeout = time.Second
 // isDead reports whether the server of a FUSE mount has gone: the kernel then
 // says so at once. A mount that does not answer is not taken for dead.
 func isDead(mountpoint string) bool {
-	done := make(chan error, 1)
-	go func() {
-		// Ends when the filesystem answers, or its connection does.
-		var st unix.Statfs_t
-		done <- unix.Statfs(mountpoint, &st)
-	}()
-	timer := time.NewTimer(deadTimeout)
-	defer timer.Stop()
-	select {
-	case err := <-done:
-		return err == unix.ENOTCONN || err == unix.ECONNABORTED
-	case <-timer.C:
-		return false
+	ctx, cancel := context.WithTimeout(context.Background(), deadTimeout)
+	defer cancel()
+	err := pingWithin(ctx, mountpoint)
+	return err == unix.ENOTCONN || err == unix.ECONNABORTED
+}
+
+// samePlace reports whether two paths name one mount point. Only their parents
+// are looked at: the mounts may be dead.
+func samePlace(a, b string) bool { return place(a) == place(b) }
+
+func place(mountpoint string) string {
+	mountpoint = filepath.Clean(mountpoint)
+	if dir, err := filepath.EvalSymlinks(filepath.Dir(mountpoint)); err == nil {
+		return filepath.Join(dir, filepath.Base(mountpoint))
 	}
+	return mountpoint
 }
 
 // detachIfMounted takes a volume's mount out of sight.

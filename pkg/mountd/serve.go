@@ -25,6 +25,9 @@ type Volume interface {
 	// Grow takes the whole backing into use and returns the new size in
 	// bytes.
 	Grow() (uint64, error)
+	// Emulated reports that nothing on the volume survives a power cut: it was
+	// declared so, or its memory is volatile.
+	Emulated() bool
 	// Health is "" or says what is wrong.
 	Health() string
 	// Flush is the flush mode in force and why it was chosen.
@@ -47,6 +50,9 @@ type ServeOptions struct {
 	// Threads and Pin place the threads that serve, as in fusefs.Options.
 	Threads int
 	Pin     []int
+	// RemoveLog is a file that is removed when all has gone well: the log that
+	// this process writes; "" is none.
+	RemoveLog string
 	// OpenVolume opens the volume. Its error is shown to whoever mounts.
 	OpenVolume func(Spec) (Volume, error)
 }
@@ -106,7 +112,7 @@ func prepare(spec Spec, stateDir string) (lock, fuseFile *os.File, err error) {
 		})
 	}
 	if err != nil {
-		return nil, nil, errors.Join(err, lock.Close())
+		return nil, nil, errors.Join(err, dropLock(lock, stateDir, spec.VolumeID))
 	}
 	return lock, fuseFile, nil
 }
@@ -118,12 +124,17 @@ func serveFiles(ctx context.Context, o ServeOptions, fuseFile, ready, lock *os.F
 	s := &server{opts: o, ready: ready}
 	defer func() { s.tellReady(err) }()
 	if lock != nil {
-		defer lock.Close()
+		// A process that has started this one and is not done with the mount
+		// still holds the lock, and removes its file itself.
+		defer func() { err = errors.Join(err, dropLock(lock, o.StateDir, o.Spec.VolumeID)) }()
 		if err := writePID(lock, os.Getpid()); err != nil {
 			return err
 		}
 	}
-	return s.run(ctx, fuseFile)
+	if err := s.run(ctx, fuseFile); err != nil || o.RemoveLog == "" {
+		return err
+	}
+	return removeFile(o.RemoveLog)
 }
 
 // inherit takes over a descriptor that the parent has left open; nil for 0.
@@ -275,18 +286,19 @@ func (s *server) status() Status {
 		cache = string(fusefs.CacheThrough)
 	}
 	return Status{
-		Protocol:  ControlProtocol,
-		Version:   s.opts.Version,
-		PID:       os.Getpid(),
-		VolumeID:  spec.VolumeID,
-		Path:      spec.Path,
-		Flush:     s.volume.Flush(),
-		Cache:     cache,
-		Transport: s.transport.Name(),
-		Emulated:  spec.Emulated,
-		ReadOnly:  spec.ReadOnly || s.volume.ReadOnly(),
-		Health:    s.health(),
-		SizeBytes: s.volume.SizeBytes(),
+		Protocol:   ControlProtocol,
+		Version:    s.opts.Version,
+		PID:        os.Getpid(),
+		VolumeID:   spec.VolumeID,
+		Path:       spec.Path,
+		Mountpoint: spec.Mountpoint,
+		Flush:      s.volume.Flush(),
+		Cache:      cache,
+		Transport:  s.transport.Name(),
+		Emulated:   spec.Emulated || s.volume.Emulated(),
+		ReadOnly:   spec.ReadOnly || s.volume.ReadOnly(),
+		Health:     s.health(),
+		SizeBytes:  s.volume.SizeBytes(),
 	}
 }
 

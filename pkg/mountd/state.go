@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -67,24 +68,101 @@ func makeStateDir(dir string) error {
 // to the open file (F_OFD_SETLK) and ends with its last descriptor, however
 // the process ends. The file holds the PID of the serving process.
 
-// takeLock locks a volume; ErrInUse when it is locked.
+// The file is removed by whoever holds the lock and is done with the volume,
+// so a lock counts only while its path still names the file that is locked.
+
+// takeLock locks a volume for serving it; ErrInUse when it is locked.
 func takeLock(stateDir, volumeID string) (*os.File, error) {
-	f, err := os.OpenFile(lockPath(stateDir, volumeID), os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := openLock(stateDir, volumeID)
 	if err != nil {
-		return nil, fmt.Errorf("volume lock: %w", err)
-	}
-	lk := unix.Flock_t{Type: unix.F_WRLCK}
-	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lk); err != nil {
-		defer f.Close()
-		if err == unix.EAGAIN || err == unix.EACCES {
-			return nil, fmt.Errorf("volume %s: %w%s", volumeID, ErrInUse, servedBy(f))
-		}
-		return nil, fmt.Errorf("volume lock %s: %w", f.Name(), err)
+		return nil, err
 	}
 	if err := f.Truncate(0); err != nil {
 		return nil, errors.Join(fmt.Errorf("volume lock: %w", err), f.Close())
 	}
 	return f, nil
+}
+
+// openLock locks a volume and leaves in the file who served it last.
+func openLock(stateDir, volumeID string) (*os.File, error) {
+	for {
+		f, err := os.OpenFile(lockPath(stateDir, volumeID), os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("volume lock: %w", err)
+		}
+		if err := lockFile(f, volumeID); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		current, err := isCurrent(f)
+		if err == nil && current {
+			return f, nil
+		}
+		if err := errors.Join(err, f.Close()); err != nil {
+			return nil, fmt.Errorf("volume lock: %w", err)
+		}
+		// It was removed between being opened and being locked.
+	}
+}
+
+func lockFile(f *os.File, volumeID string) error {
+	lk := unix.Flock_t{Type: unix.F_WRLCK}
+	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lk)
+	switch err {
+	case nil:
+		return nil
+	case unix.EAGAIN, unix.EACCES:
+		return fmt.Errorf("volume %s: %w%s", volumeID, ErrInUse, servedBy(f))
+	}
+	return fmt.Errorf("volume lock %s: %w", f.Name(), err)
+}
+
+// isCurrent reports whether the path of a lock file still names it.
+func isCurrent(f *os.File) (bool, error) {
+	opened, err := f.Stat()
+	if err != nil {
+		return false, err
+	}
+	named, err := os.Lstat(f.Name())
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && os.SameFile(opened, named), err
+}
+
+// dropLock gives a lock up and removes its file, unless somebody else holds
+// the lock: a process that inherited it, or whoever took it since.
+func dropLock(lock *os.File, stateDir, volumeID string) error {
+	return errors.Join(lock.Close(), removeLock(stateDir, volumeID))
+}
+
+// removeLock removes what is left of a volume in the state directory, unless
+// the volume is locked.
+func removeLock(stateDir, volumeID string) error {
+	lock, err := openLock(stateDir, volumeID)
+	if errors.Is(err, ErrInUse) || errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(removeState(stateDir, volumeID), lock.Close())
+}
+
+// removeState removes the files of a volume; the caller holds its lock, and
+// has nothing without it. The lock comes last.
+func removeState(stateDir, volumeID string) error {
+	socket, err := socketPath(stateDir, volumeID)
+	if err == nil {
+		err = removeFile(socket)
+	}
+	return errors.Join(err, removeFile(lockPath(stateDir, volumeID)))
+}
+
+func removeFile(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("state file: %w", err)
+	}
+	return nil
 }
 
 func servedBy(lock *os.File) string {
@@ -164,4 +242,34 @@ func (p *lockProbe) process() (*process, error) {
 		return nil, errors.Join(err, proc.Close())
 	}
 	return proc, nil
+}
+
+// findServer opens the process that serves a volume, nil when there is none.
+// locked reports whether somebody holds the volume's lock, with a nil process
+// one that is only about to serve it.
+func findServer(stateDir, volumeID string) (proc *process, locked bool, err error) {
+	for {
+		probe, err := openProbe(stateDir, volumeID)
+		if probe == nil || err != nil {
+			return nil, false, err
+		}
+		proc, locked, current, err := probe.look()
+		if closeErr := probe.Close(); err != nil || closeErr != nil || current {
+			return proc, locked, errors.Join(err, closeErr)
+		}
+		// The file was removed meanwhile, and there may be another one.
+	}
+}
+
+// look returns who holds the lock; current is false when nobody does and the
+// file is not the volume's lock any more.
+func (p *lockProbe) look() (proc *process, locked, current bool, err error) {
+	if proc, err = p.process(); err != nil || proc != nil {
+		return proc, true, true, err
+	}
+	if locked, err = p.locked(); err != nil || locked {
+		return nil, locked, true, err
+	}
+	current, err = isCurrent(p.f)
+	return nil, false, current, err
 }

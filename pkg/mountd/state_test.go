@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 )
 
@@ -86,6 +88,58 @@ func TestLock(t *testing.T) {
 	must(t, err)
 	check(true, 0)
 	must(t, lock.Close())
+}
+
+// A lock whose file was removed is nobody's: two processes never hold the lock
+// of one volume.
+func TestLockFileIsRemovedUnderLock(t *testing.T) {
+	dir := t.TempDir()
+	old, err := takeLock(dir, "vol-1")
+	must(t, err)
+	must(t, removeState(dir, "vol-1"))
+	if current, err := isCurrent(old); current || err != nil {
+		t.Errorf("a removed lock file is current: %v, %v", current, err)
+	}
+	next, err := takeLock(dir, "vol-1")
+	must(t, err)
+	if current, err := isCurrent(old); current || err != nil {
+		t.Errorf("a replaced lock file is current: %v, %v", current, err)
+	}
+	must(t, old.Close())
+	must(t, removeLock(dir, "vol-1")) // next is held
+	if current, err := isCurrent(next); !current || err != nil {
+		t.Errorf("the lock of somebody else was removed: %v, %v", current, err)
+	}
+	must(t, dropLock(next, dir, "vol-1"))
+
+	var holders atomic.Int32
+	var workers sync.WaitGroup
+	for range 8 {
+		workers.Go(func() {
+			for range 200 {
+				lock, err := takeLock(dir, "vol-1")
+				if errors.Is(err, ErrInUse) {
+					continue
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if n := holders.Add(1); n != 1 {
+					t.Errorf("%d hold the lock", n)
+				}
+				holders.Add(-1)
+				if err := dropLock(lock, dir, "vol-1"); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	workers.Wait()
+	must(t, removeLock(dir, "vol-1"))
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 0 {
+		t.Errorf("%v is left, %v", files, err)
+	}
 }
 
 func TestParseCPUList(t *testing.T) {

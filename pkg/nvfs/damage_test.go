@@ -294,6 +294,7 @@ func (b *damageBase) trial(seed uint64, reseal bool) (how string, err error) {
 // TestDamage flips bytes of metadata. Nothing may panic, hang or come out
 // wrong: what is damaged is refused, what is not is right.
 func TestDamage(t *testing.T) {
+	singleThreaded(t)
 	t.Parallel()
 	for _, reseal := range []bool{false, true} {
 		t.Run(map[bool]string{false: "by accident", true: "by intent"}[reseal], func(t *testing.T) {
@@ -318,6 +319,7 @@ func TestDamage(t *testing.T) {
 
 // TestUnusableDevices mounts what is no volume, or not all of one.
 func TestUnusableDevices(t *testing.T) {
+	singleThreaded(t)
 	t.Parallel()
 	whole := newMemSpace(32 << 20)
 	format(t, whole, mkfs.Options{})

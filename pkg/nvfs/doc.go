@@ -6,8 +6,9 @@
 // # How a change is made
 //
 // A Worker stages copies of the metadata that it changes (tx.go), then
-// commits the difference as one redo record in the journal slot that it
-// owns:
+// commits the difference as one redo record in a journal slot that it
+// owns (one is for its requests, the other for releasing deleted files, so
+// that the record of a request stays until its reply was given):
 //
 //  1. data and freshly allocated blocks are stored; fence, if there were any
 //  2. the record is stored in the slot; fence: the operation has happened

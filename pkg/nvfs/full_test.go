@@ -72,6 +72,7 @@ func fillFile(t *testing.T, m *mounted, id nvfs.NodeID) {
 // TestFullVolume fills a volume in several ways. What was there stays, what
 // frees or moves works, and what was allocated before can be written.
 func TestFullVolume(t *testing.T) {
+	singleThreaded(t)
 	t.Parallel()
 	dirArgs, fileMode := uint32(unix.S_IFDIR|0755), uint32(unix.S_IFREG|0644)
 	ways := map[string]func(t *testing.T, m *mounted, dir nvfs.NodeID){

@@ -229,13 +229,15 @@ func (w *Worker) takeBlocks(goal uint64, want uint32, aligned bool) (span, error
 			return s, nil
 		}
 	}
-	for n, g := range list {
-		if g == nil {
-			continue
-		}
-		if s, ok := try(g); ok {
-			w.blockGroup = uint64(n)
-			return s, nil
+	for range 3 { // what is reserved exists, but may be given back behind us
+		for n, g := range list {
+			if g == nil {
+				continue
+			}
+			if s, ok := try(g); ok {
+				w.blockGroup = uint64(n)
+				return s, nil
+			}
 		}
 	}
 	return span{}, errNoSpace

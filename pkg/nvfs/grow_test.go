@@ -18,6 +18,7 @@ var growSteps = []uint64{20 << 20, 20<<20 + 4096, 24 << 20, 130 << 20, 131 << 20
 
 // TestGrow grows a volume in steps, with remounts in between, and fills it.
 func TestGrow(t *testing.T) {
+	singleThreaded(t)
 	t.Parallel()
 	space := newMemSpace(growSteps[len(growSteps)-1])
 	space.size.Store(growSteps[0])
@@ -115,6 +116,7 @@ func TestGrowUnderLoad(t *testing.T) {
 // TestCrashInGrow interrupts growth at each of its fences. Afterwards the
 // volume has the old or the new size, and can grow (again).
 func TestCrashInGrow(t *testing.T) {
+	singleThreaded(t)
 	t.Parallel()
 	for _, step := range [][2]uint64{{20 << 20, 24 << 20}, {20 << 20, 300 << 20}, {130 << 20, 160 << 20}} {
 		t.Run(fmt.Sprintf("%d to %d MiB", step[0]>>20, step[1]>>20), func(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs"
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/internal/model"
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/mkfs"
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
 )
@@ -61,9 +62,9 @@ func (c *choices) length() int {
 type session struct {
 	clock  testClock
 	m      *mounted
-	model  *model
-	known  []*mnode // inodes with an id, freed ones for a while too
-	ids    map[nvfs.NodeID]*mnode
+	model  *model.Model
+	known  []*model.Node // inodes with an id, freed ones for a while too
+	ids    map[nvfs.NodeID]*model.Node
 	empty  nvfs.StatFS // of the fresh volume
 	c      choices
 	log    []string
@@ -73,15 +74,15 @@ type session struct {
 
 func newSession(m *mounted, s *session) *session {
 	s.m = m
-	s.model = newModel(s.clock.now())
+	s.model = model.New(s.clock.now())
 	var a nvfs.Attr
 	if err := m.GetAttr(nvfs.RootID, &a); err != nil {
 		panic(err)
 	}
-	r := s.model.root
-	r.atime, r.mtime, r.ctime, r.btime = a.Atime, a.Mtime, a.Ctime, a.Btime
-	s.known = []*mnode{r}
-	s.ids = map[nvfs.NodeID]*mnode{r.id: r}
+	r := s.model.Root
+	r.Atime, r.Mtime, r.Ctime, r.Btime = a.Atime, a.Mtime, a.Ctime, a.Btime
+	s.known = []*model.Node{r}
+	s.ids = map[nvfs.NodeID]*model.Node{r.ID: r}
 	s.empty = m.totals()
 	s.filler = make([]byte, 2<<20)
 	return s
@@ -105,31 +106,31 @@ func (s *session) pattern(n int) []byte {
 	return p
 }
 
-func (s *session) anyNode() *mnode { return s.known[s.c.upTo(len(s.known))] }
+func (s *session) anyNode() *model.Node { return s.known[s.c.upTo(len(s.known))] }
 
 // node chooses one that satisfies want, if one is met soon.
-func (s *session) node(want func(*mnode) bool) *mnode {
+func (s *session) node(want func(*model.Node) bool) *model.Node {
 	start := s.c.upTo(len(s.known))
 	for i := range s.known {
-		if n := s.known[(start+i)%len(s.known)]; want(n) && !n.freed {
+		if n := s.known[(start+i)%len(s.known)]; want(n) && !n.Freed {
 			return n
 		}
 	}
 	return s.known[start]
 }
 
-func (s *session) dir() *mnode {
+func (s *session) dir() *model.Node {
 	if s.c.byte() < 4 {
 		return s.anyNode()
 	}
-	return s.node((*mnode).isDir)
+	return s.node((*model.Node).IsDir)
 }
 
-func (s *session) file() *mnode {
+func (s *session) file() *model.Node {
 	if s.c.byte() < 4 {
 		return s.anyNode()
 	}
-	return s.node((*mnode).regular)
+	return s.node((*model.Node).Regular)
 }
 
 func (s *session) name() string {
@@ -140,23 +141,23 @@ func (s *session) name() string {
 }
 
 // learn notes an inode that a reply named.
-func (s *session) learn(n *mnode, a *nvfs.Attr) error {
-	if n.id == 0 {
+func (s *session) learn(n *model.Node, a *nvfs.Attr) error {
+	if n.ID == 0 {
 		if o := s.ids[a.ID]; o != nil {
 			return fmt.Errorf("id %#x of a new inode was used before", a.ID)
 		}
-		n.id = a.ID
-		s.ids[n.id] = n
+		n.ID = a.ID
+		s.ids[n.ID] = n
 		s.known = append(s.known, n)
 	}
 	return s.compare(n, a)
 }
 
 // compare checks attributes.
-func (s *session) compare(n *mnode, a *nvfs.Attr) error {
-	w := nvfs.Attr{ID: n.id, Mode: n.mode, Nlink: n.nlink, UID: n.uid, GID: n.gid, Rdev: n.rdev, Size: n.size,
-		Blocks: a.Blocks, Atime: n.atime, Mtime: n.mtime, Ctime: n.ctime, Btime: n.btime, Changes: a.Changes}
-	if n.isDir() {
+func (s *session) compare(n *model.Node, a *nvfs.Attr) error {
+	w := nvfs.Attr{ID: n.ID, Mode: n.Mode, Nlink: n.Nlink, UID: n.UID, GID: n.GID, Rdev: n.Rdev, Size: n.Size,
+		Blocks: a.Blocks, Atime: n.Atime, Mtime: n.Mtime, Ctime: n.Ctime, Btime: n.Btime, Changes: a.Changes}
+	if n.IsDir() {
 		w.Size = max(a.Blocks/8, 1) * pageSize
 	}
 	if *a != w {
@@ -180,10 +181,10 @@ func (s *session) full(err error) bool { return s.tight && errors.Is(err, syscal
 
 // step does one operation.
 func (s *session) step() error {
-	s.model.now = s.clock.tick()
-	s.model.uid = pick[uint32](&s.c, 0, 0, 0, 1000)
-	s.model.gid = s.model.uid / 10
-	s.m.Begin(&nvfs.Request{UID: s.model.uid, GID: s.model.gid})
+	s.model.Now = s.clock.tick()
+	s.model.UID = pick[uint32](&s.c, 0, 0, 0, 1000)
+	s.model.GID = s.model.UID / 10
+	s.m.Begin(&nvfs.Request{UID: s.model.UID, GID: s.model.GID})
 	defer s.m.End()
 	ops := [...]func() error{
 		s.opCreate, s.opCreate, s.opCreate, s.opMkdir, s.opMkdir, s.opSymlink, s.opSpecial, s.opTmpfile, s.opLink, s.opLink,
@@ -205,11 +206,11 @@ func (s *session) step() error {
 // prune forgets about inodes that are gone, but for a few.
 func (s *session) prune() {
 	gone := 0
-	s.known = slices.DeleteFunc(s.known, func(n *mnode) bool {
-		if n.freed {
+	s.known = slices.DeleteFunc(s.known, func(n *model.Node) bool {
+		if n.Freed {
 			gone++
 		}
-		return n.freed && gone > 4
+		return n.Freed && gone > 4
 	})
 }
 
@@ -223,19 +224,19 @@ func (s *session) opSpecial() error {
 
 func (s *session) create(mode, rdev uint32) error {
 	d, name, umask := s.dir(), s.name(), pick[uint32](&s.c, 0, 022)
-	s.logf("create %#x %.20q mode %o umask %o", d.id, name, mode, umask)
+	s.logf("create %#x %.20q mode %o umask %o", d.ID, name, mode, umask)
 	var a nvfs.Attr
 	var err error
 	args := nvfs.CreateArgs{Mode: mode, Umask: umask, Rdev: rdev}
 	if mode&unix.S_IFMT == unix.S_IFDIR {
-		err = s.m.Mkdir(d.id, []byte(name), &args, &a)
+		err = s.m.Mkdir(d.ID, []byte(name), &args, &a)
 	} else {
-		err = s.m.Mknod(d.id, []byte(name), &args, &a)
+		err = s.m.Mknod(d.ID, []byte(name), &args, &a)
 	}
 	if s.full(err) {
 		return errSkip
 	}
-	n, want := s.model.create(d, name, mode, umask, rdev, "")
+	n, want := s.model.Create(d, name, mode, umask, rdev, "")
 	if ok, bad := s.result(err, want); !ok {
 		return bad
 	}
@@ -245,13 +246,13 @@ func (s *session) create(mode, rdev uint32) error {
 func (s *session) opSymlink() error {
 	d, name := s.dir(), s.name()
 	target := strings.Repeat("t", pick(&s.c, 1, 10, 351, 352, 353, 400, 1000, 4095))
-	s.logf("symlink %#x %.20q to %d bytes", d.id, name, len(target))
+	s.logf("symlink %#x %.20q to %d bytes", d.ID, name, len(target))
 	var a nvfs.Attr
-	err := s.m.Symlink(d.id, []byte(name), []byte(target), &nvfs.CreateArgs{}, &a)
+	err := s.m.Symlink(d.ID, []byte(name), []byte(target), &nvfs.CreateArgs{}, &a)
 	if s.full(err) {
 		return errSkip
 	}
-	n, want := s.model.create(d, name, unix.S_IFLNK|0777, 0, 0, target)
+	n, want := s.model.Create(d, name, unix.S_IFLNK|0777, 0, 0, target)
 	if ok, bad := s.result(err, want); !ok {
 		return bad
 	}
@@ -260,13 +261,13 @@ func (s *session) opSymlink() error {
 
 func (s *session) opTmpfile() error {
 	d := s.dir()
-	s.logf("tmpfile %#x", d.id)
+	s.logf("tmpfile %#x", d.ID)
 	var a nvfs.Attr
-	err := s.m.Tmpfile(d.id, &nvfs.CreateArgs{Mode: unix.S_IFREG | 0640}, &a)
+	err := s.m.Tmpfile(d.ID, &nvfs.CreateArgs{Mode: unix.S_IFREG | 0640}, &a)
 	if s.full(err) {
 		return errSkip
 	}
-	n, want := s.model.tmpfile(d, unix.S_IFREG|0640, 0)
+	n, want := s.model.Tmpfile(d, unix.S_IFREG|0640, 0)
 	if ok, bad := s.result(err, want); !ok {
 		return bad
 	}
@@ -275,13 +276,13 @@ func (s *session) opTmpfile() error {
 
 func (s *session) opLink() error {
 	n, d, name := s.file(), s.dir(), s.name()
-	s.logf("link %#x to %#x %.20q", n.id, d.id, name)
+	s.logf("link %#x to %#x %.20q", n.ID, d.ID, name)
 	var a nvfs.Attr
-	err := s.m.Link(n.id, d.id, []byte(name), &a)
+	err := s.m.Link(n.ID, d.ID, []byte(name), &a)
 	if s.full(err) {
 		return errSkip
 	}
-	if ok, bad := s.result(err, s.model.link(n, d, name)); !ok {
+	if ok, bad := s.result(err, s.model.Link(n, d, name)); !ok {
 		return bad
 	}
 	return s.learn(n, &a)
@@ -292,14 +293,14 @@ func (s *session) opRmdir() error  { return s.remove(true) }
 
 func (s *session) remove(dir bool) error {
 	d, name := s.dir(), s.name()
-	s.logf("remove %#x %.20q directory %v", d.id, name, dir)
+	s.logf("remove %#x %.20q directory %v", d.ID, name, dir)
 	var err error
 	if dir {
-		err = s.m.Rmdir(d.id, []byte(name))
+		err = s.m.Rmdir(d.ID, []byte(name))
 	} else {
-		err = s.m.Unlink(d.id, []byte(name))
+		err = s.m.Unlink(d.ID, []byte(name))
 	}
-	_, bad := s.result(err, s.model.remove(d, name, dir))
+	_, bad := s.result(err, s.model.Remove(d, name, dir))
 	return bad
 }
 
@@ -309,34 +310,34 @@ func (s *session) opRename() error {
 		to = from
 	}
 	flags := pick[uint32](&s.c, 0, 0, 0, nvfs.RenameNoReplace, nvfs.RenameExchange, nvfs.RenameWhiteout, 3, 5, 8)
-	s.logf("rename %#x %.20q to %#x %.20q flags %d", from.id, fromName, to.id, toName, flags)
-	err := s.m.Rename(from.id, []byte(fromName), to.id, []byte(toName), flags)
+	s.logf("rename %#x %.20q to %#x %.20q flags %d", from.ID, fromName, to.ID, toName, flags)
+	err := s.m.Rename(from.ID, []byte(fromName), to.ID, []byte(toName), flags)
 	if s.full(err) {
 		return errSkip
 	}
-	_, bad := s.result(err, s.model.rename(from, fromName, to, toName, flags))
+	_, bad := s.result(err, s.model.Rename(from, fromName, to, toName, flags))
 	return bad
 }
 
 func (s *session) opWrite() error {
 	n, off, data, kill := s.file(), s.c.offset(), s.pattern(s.c.length()), s.c.byte()&1 == 0
-	s.logf("write %#x %d+%d kill %v", n.id, off, len(data), kill)
+	s.logf("write %#x %d+%d kill %v", n.ID, off, len(data), kill)
 	flags := nvfs.WriteFlags(0)
 	if kill {
 		flags = nvfs.WriteKillSuidgid
 	}
-	done, err := s.m.Write(n.id, off, data, flags)
+	done, err := s.m.Write(n.ID, off, data, flags)
 	if s.full(err) {
 		// What was stored in place before the space ran out stays.
 		return s.resync(n, off, data)
 	}
 	if err == nil && done < len(data) && s.tight {
-		if e := s.model.write(n, off, data[:done], kill); e != 0 {
+		if e := s.model.Write(n, off, data[:done], kill); e != 0 {
 			return e
 		}
 		return s.resync(n, off, data)
 	}
-	ok, bad := s.result(err, s.model.write(n, off, data, kill))
+	ok, bad := s.result(err, s.model.Write(n, off, data, kill))
 	if ok && done != len(data) {
 		return fmt.Errorf("wrote %d of %d", done, len(data))
 	}
@@ -344,13 +345,13 @@ func (s *session) opWrite() error {
 }
 
 // resync takes over what a failed write left: each byte old or new.
-func (s *session) resync(n *mnode, off uint64, data []byte) error {
+func (s *session) resync(n *model.Node, off uint64, data []byte) error {
 	have := make([]byte, len(data))
-	k, err := s.m.Read(n.id, off, have)
+	k, err := s.m.Read(n.ID, off, have)
 	if err != nil {
 		return err
 	}
-	old, _ := s.model.read(n, off, uint64(len(data)))
+	old, _ := s.model.Read(n, off, uint64(len(data)))
 	if k != len(old) {
 		return fmt.Errorf("a failed write changed the size")
 	}
@@ -360,7 +361,7 @@ func (s *session) resync(n *mnode, off uint64, data []byte) error {
 		}
 	}
 	if k > 0 {
-		s.model.store(n, off, have[:k])
+		s.model.Store(n, off, have[:k])
 	}
 	return errSkip
 }
@@ -383,14 +384,14 @@ func (s *session) opSetAttr() error {
 	return s.setAttr(s.anyNode(), a)
 }
 
-func (s *session) setAttr(n *mnode, c *nvfs.SetAttr) error {
-	s.logf("setattr %#x %+v", n.id, *c)
+func (s *session) setAttr(n *model.Node, c *nvfs.SetAttr) error {
+	s.logf("setattr %#x %+v", n.ID, *c)
 	var a nvfs.Attr
-	err := s.m.SetAttr(n.id, c, &a)
+	err := s.m.SetAttr(n.ID, c, &a)
 	if s.full(err) {
 		return errSkip
 	}
-	if ok, bad := s.result(err, s.model.setAttr(n, c)); !ok {
+	if ok, bad := s.result(err, s.model.SetAttr(n, c)); !ok {
 		return bad
 	}
 	return s.compare(n, &a)
@@ -402,19 +403,19 @@ func (s *session) opFallocate() error {
 	if s.c.byte() < 10 {
 		length = pick[uint64](&s.c, 0, 4<<20, 1<<62, 1<<41)
 	}
-	s.logf("fallocate %#x mode %#x %d+%d", n.id, mode, off, length)
-	if mode != nvfs.FallocPunchHole|nvfs.FallocKeepSize && length >= 1<<41 && n.regular() && !n.freed && mode != 0x20 {
-		err := s.m.Fallocate(n.id, mode, off, length)
+	s.logf("fallocate %#x mode %#x %d+%d", n.ID, mode, off, length)
+	if mode != nvfs.FallocPunchHole|nvfs.FallocKeepSize && length >= 1<<41 && n.Regular() && !n.Freed && mode != 0x20 {
+		err := s.m.Fallocate(n.ID, mode, off, length)
 		if !errors.Is(err, syscall.ENOSPC) {
 			return fmt.Errorf("impossible allocation: %v", err)
 		}
 		return nil
 	}
-	err := s.m.Fallocate(n.id, mode, off, length)
+	err := s.m.Fallocate(n.ID, mode, off, length)
 	if s.full(err) {
 		return errSkip
 	}
-	ok, bad := s.result(err, s.model.fallocate(n, mode, off, length))
+	ok, bad := s.result(err, s.model.Fallocate(n, mode, off, length))
 	if ok && mode == 3 {
 		return s.punched(n, off, length)
 	}
@@ -422,15 +423,15 @@ func (s *session) opFallocate() error {
 }
 
 // punched checks that whole blocks of a punched range are holes.
-func (s *session) punched(n *mnode, off, length uint64) error {
+func (s *session) punched(n *model.Node, off, length uint64) error {
 	first := (off + pageSize - 1) &^ (pageSize - 1)
-	if first+pageSize > off+length || first+pageSize > n.size || n.size <= 352 {
+	if first+pageSize > off+length || first+pageSize > n.Size || n.Size <= 352 {
 		return nil
 	}
-	pos, err := s.m.Lseek(n.id, first, unix.SEEK_HOLE)
+	pos, err := s.m.Lseek(n.ID, first, unix.SEEK_HOLE)
 	if err != nil || pos != first {
 		var a nvfs.Attr
-		if s.m.GetAttr(n.id, &a) == nil && a.Blocks == 0 {
+		if s.m.GetAttr(n.ID, &a) == nil && a.Blocks == 0 {
 			return nil // inline, or nothing but holes
 		}
 		return fmt.Errorf("no hole at %d after punching: %d %v", first, pos, err)
@@ -440,15 +441,15 @@ func (s *session) punched(n *mnode, off, length uint64) error {
 
 func (s *session) opCopy() error {
 	src, dst, from, to, length := s.file(), s.file(), s.c.offset(), s.c.offset(), uint64(s.c.length())
-	s.logf("copy %#x %d to %#x %d length %d", src.id, from, dst.id, to, length)
-	if t := src.typ(); t != unix.S_IFREG && t != unix.S_IFDIR && t != unix.S_IFLNK {
+	s.logf("copy %#x %d to %#x %d length %d", src.ID, from, dst.ID, to, length)
+	if t := src.Type(); t != unix.S_IFREG && t != unix.S_IFDIR && t != unix.S_IFLNK {
 		return nil
 	}
 	if s.tight {
 		return nil
 	}
-	done, err := s.m.CopyFileRange(src.id, from, dst.id, to, length, nvfs.WriteKillSuidgid)
-	want, e := s.model.copyRange(src, from, dst, to, length)
+	done, err := s.m.CopyFileRange(src.ID, from, dst.ID, to, length, nvfs.WriteKillSuidgid)
+	want, e := s.model.CopyRange(src, from, dst, to, length)
 	ok, bad := s.result(err, e)
 	if ok && done != want {
 		return fmt.Errorf("copied %d, want %d", done, want)
@@ -459,9 +460,9 @@ func (s *session) opCopy() error {
 func (s *session) opSetXattr() error {
 	n, name, flags := s.anyNode(), pick(&s.c, attrs...), pick[uint32](&s.c, 0, 0, 0, nvfs.XattrCreate, nvfs.XattrReplace)
 	value := string(s.pattern(pick(&s.c, 0, 1, 10, 50, 100, 200, 250, 272, 280, 352, 1000, 4000, 4032, 5000, 20000, 65536, 65537)))
-	s.logf("setxattr %#x %.20q %d bytes flags %d", n.id, name, len(value), flags)
-	err := s.m.SetXattr(n.id, []byte(name), []byte(value), flags)
-	want := s.model.setXattr
+	s.logf("setxattr %#x %.20q %d bytes flags %d", n.ID, name, len(value), flags)
+	err := s.m.SetXattr(n.ID, []byte(name), []byte(value), flags)
+	want := s.model.SetXattr
 	if s.full(err) {
 		return errSkip
 	}
@@ -471,27 +472,27 @@ func (s *session) opSetXattr() error {
 
 func (s *session) opRemoveXattr() error {
 	n, name := s.anyNode(), pick(&s.c, attrs...)
-	s.logf("removexattr %#x %.20q", n.id, name)
-	err := s.m.RemoveXattr(n.id, []byte(name))
+	s.logf("removexattr %#x %.20q", n.ID, name)
+	err := s.m.RemoveXattr(n.ID, []byte(name))
 	if s.full(err) {
 		return errSkip
 	}
-	_, bad := s.result(err, s.model.removeXattr(n, name))
+	_, bad := s.result(err, s.model.RemoveXattr(n, name))
 	return bad
 }
 
 func (s *session) opGetXattr() error {
 	n := s.anyNode()
-	s.logf("getxattr %#x", n.id)
-	set, err := s.m.xattrs(n.id)
-	if n.freed {
+	s.logf("getxattr %#x", n.ID)
+	set, err := s.m.xattrs(n.ID)
+	if n.Freed {
 		_, bad := s.result(err, syscall.ESTALE)
 		return bad
 	}
 	if err != nil {
 		return err
 	}
-	if have, want := describeXattrs(set), describeXattrs(n.xattrs); have != want {
+	if have, want := describeXattrs(set), describeXattrs(n.Xattrs); have != want {
 		return fmt.Errorf("attributes %s, want %s", have, want)
 	}
 	return nil
@@ -499,41 +500,41 @@ func (s *session) opGetXattr() error {
 
 func (s *session) opLookup() error {
 	d, name := s.dir(), s.name()
-	s.logf("lookup %#x %.20q", d.id, name)
+	s.logf("lookup %#x %.20q", d.ID, name)
 	var a nvfs.Attr
-	err := s.m.Lookup(d.id, []byte(name), &a)
-	n, want := s.model.lookup(d, name)
+	err := s.m.Lookup(d.ID, []byte(name), &a)
+	n, want := s.model.Lookup(d, name)
 	if ok, bad := s.result(err, want); !ok {
 		return bad
 	}
-	n.refs++
+	n.Refs++
 	return s.learn(n, &a)
 }
 
 func (s *session) opForget() error {
 	n := s.anyNode()
-	count := n.refs
+	count := n.Refs
 	if s.c.byte()&1 == 0 {
 		count = min(count, 1)
 	}
-	if n == s.model.root || count == 0 {
+	if n == s.model.Root || count == 0 {
 		return nil
 	}
-	s.logf("forget %#x %d", n.id, count)
-	s.m.Forget(n.id, count)
-	s.model.forget(n, count)
+	s.logf("forget %#x %d", n.ID, count)
+	s.m.Forget(n.ID, count)
+	s.model.Forget(n, count)
 	return nil
 }
 
 func (s *session) opRead() error {
 	n, off, length := s.file(), s.c.offset(), s.c.length()
-	s.logf("read %#x %d+%d", n.id, off, length)
-	if t := n.typ(); t != unix.S_IFREG && t != unix.S_IFDIR && t != unix.S_IFLNK && !n.freed {
+	s.logf("read %#x %d+%d", n.ID, off, length)
+	if t := n.Type(); t != unix.S_IFREG && t != unix.S_IFDIR && t != unix.S_IFLNK && !n.Freed {
 		return nil
 	}
 	buf := bytes.Repeat([]byte{0xee}, length)
-	k, err := s.m.Read(n.id, off, buf)
-	want, e := s.model.read(n, off, uint64(length))
+	k, err := s.m.Read(n.ID, off, buf)
+	want, e := s.model.Read(n, off, uint64(length))
 	ok, bad := s.result(err, e)
 	if ok && !bytes.Equal(buf[:k], want) {
 		return fmt.Errorf("read %d bytes, want %d; they differ from %d on", k, len(want), off+uint64(firstDifference(buf[:k], want)))
@@ -552,30 +553,30 @@ func firstDifference(a, b []byte) int {
 
 func (s *session) opLseek() error {
 	n, off, whence := s.file(), s.c.offset(), pick[uint32](&s.c, unix.SEEK_DATA, unix.SEEK_HOLE)
-	s.logf("lseek %#x %d %d", n.id, off, whence)
-	pos, err := s.m.Lseek(n.id, off, whence)
+	s.logf("lseek %#x %d %d", n.ID, off, whence)
+	pos, err := s.m.Lseek(n.ID, off, whence)
 	switch {
-	case n.freed:
+	case n.Freed:
 		_, bad := s.result(err, syscall.ESTALE)
 		return bad
-	case !n.regular():
+	case !n.Regular():
 		_, bad := s.result(err, syscall.EINVAL)
 		return bad
-	case off >= n.size:
+	case off >= n.Size:
 		_, bad := s.result(err, syscall.ENXIO)
 		return bad
 	}
 	end := pos // what was passed over holds no data
 	if whence == unix.SEEK_DATA && errors.Is(err, syscall.ENXIO) {
-		end, err = n.size, nil
+		end, err = n.Size, nil
 	}
-	if err != nil || pos > n.size {
+	if err != nil || pos > n.Size {
 		return fmt.Errorf("position %d: %v", pos, err)
 	}
 	if whence == unix.SEEK_HOLE {
-		off, end = pos, min(n.size, pos&^(pageSize-1)+pageSize)
+		off, end = pos, min(n.Size, pos&^(pageSize-1)+pageSize)
 	}
-	for at, p := range n.pages {
+	for at, p := range n.Pages {
 		for i, v := range p {
 			if b := at*pageSize + uint64(i); v != 0 && b >= off && b < end {
 				return fmt.Errorf("data at %d lies in what is said to be a hole: %d-%d", b, off, end)
@@ -587,17 +588,17 @@ func (s *session) opLseek() error {
 
 func (s *session) opReadDir() error {
 	d := s.dir()
-	s.logf("readdir %#x", d.id)
-	list, err := s.m.names(d.id)
-	if ok, bad := s.result(err, dirOf(d)); !ok {
+	s.logf("readdir %#x", d.ID)
+	list, err := s.m.names(d.ID)
+	if ok, bad := s.result(err, d.AsDir()); !ok {
 		return bad
 	}
-	if len(list) != len(d.children) {
-		return fmt.Errorf("%d names, want %d", len(list), len(d.children))
+	if len(list) != len(d.Children) {
+		return fmt.Errorf("%d names, want %d", len(list), len(d.Children))
 	}
 	for name, e := range list {
-		n := d.children[name]
-		if n == nil || n.typ() != e.Type || n.id != 0 && n.id.Ino() != e.Ino {
+		n := d.Children[name]
+		if n == nil || n.Type() != e.Type || n.ID != 0 && n.ID.Ino() != e.Ino {
 			return fmt.Errorf("entry %q: %+v, want %+v", name, e, n)
 		}
 	}
@@ -605,19 +606,19 @@ func (s *session) opReadDir() error {
 }
 
 func (s *session) opReadlink() error {
-	n := s.node(func(n *mnode) bool { return n.typ() == unix.S_IFLNK })
-	s.logf("readlink %#x", n.id)
+	n := s.node(func(n *model.Node) bool { return n.Type() == unix.S_IFLNK })
+	s.logf("readlink %#x", n.ID)
 	buf := make([]byte, pageSize)
-	k, err := s.m.Readlink(n.id, buf)
+	k, err := s.m.Readlink(n.ID, buf)
 	want := syscall.Errno(0)
 	switch {
-	case n.freed:
+	case n.Freed:
 		want = syscall.ESTALE
-	case n.typ() != unix.S_IFLNK:
+	case n.Type() != unix.S_IFLNK:
 		want = syscall.EINVAL
 	}
 	ok, bad := s.result(err, want)
-	if ok && string(buf[:k]) != n.target {
+	if ok && string(buf[:k]) != n.Target {
 		return fmt.Errorf("target %q", buf[:k])
 	}
 	return bad
@@ -625,11 +626,11 @@ func (s *session) opReadlink() error {
 
 func (s *session) opGetAttr() error {
 	n := s.anyNode()
-	s.logf("getattr %#x", n.id)
+	s.logf("getattr %#x", n.ID)
 	var a nvfs.Attr
-	err := s.m.GetAttr(n.id, &a)
+	err := s.m.GetAttr(n.ID, &a)
 	want := syscall.Errno(0)
-	if n.freed {
+	if n.Freed {
 		want = syscall.ESTALE
 	}
 	if ok, bad := s.result(err, want); !ok {
@@ -647,7 +648,7 @@ func (s *session) verify() error {
 	if err != nil {
 		return err
 	}
-	if want := s.model.dump(); have != want {
+	if want := dumpModel(s.model); have != want {
 		return fmt.Errorf("trees differ:\n%s", diffLines(have, want))
 	}
 	return s.account()
@@ -656,9 +657,9 @@ func (s *session) verify() error {
 // account checks that the free space is what the inodes leave.
 func (s *session) account() error {
 	blocks, inodes := uint64(0), uint64(0)
-	seen := map[*mnode]bool{}
-	var add func(n *mnode, id nvfs.NodeID) error
-	add = func(n *mnode, id nvfs.NodeID) error {
+	seen := map[*model.Node]bool{}
+	var add func(n *model.Node, id nvfs.NodeID) error
+	add = func(n *model.Node, id nvfs.NodeID) error {
 		if seen[n] {
 			return nil
 		}
@@ -669,7 +670,7 @@ func (s *session) account() error {
 		}
 		blocks += a.Blocks / 8
 		inodes++
-		for name, c := range n.children {
+		for name, c := range n.Children {
 			if err := s.m.Lookup(id, []byte(name), &a); err != nil {
 				return err
 			}
@@ -681,12 +682,12 @@ func (s *session) account() error {
 		}
 		return nil
 	}
-	if err := add(s.model.root, nvfs.RootID); err != nil {
+	if err := add(s.model.Root, nvfs.RootID); err != nil {
 		return err
 	}
 	for _, n := range s.known {
-		if !n.freed {
-			if err := add(n, n.id); err != nil {
+		if !n.Freed {
+			if err := add(n, n.ID); err != nil {
 				return err
 			}
 		}
@@ -704,7 +705,7 @@ func (s *session) remount() error {
 	if err := s.m.unmount(); err != nil {
 		return err
 	}
-	s.model.remount(s.known)
+	s.model.Remount(s.known)
 	m, err := tryMount(s.m.space, s.clock.now)
 	if err != nil {
 		return err
@@ -717,15 +718,15 @@ func (s *session) remount() error {
 func (s *session) finish() error {
 	s.logf("finish")
 	for _, n := range s.known {
-		if n != s.model.root {
-			s.m.Forget(n.id, n.refs)
-			s.model.forget(n, n.refs)
+		if n != s.model.Root {
+			s.m.Forget(n.ID, n.Refs)
+			s.model.Forget(n, n.Refs)
 		}
 	}
 	if err := s.m.removeAll(nvfs.RootID); err != nil {
 		return err
 	}
-	for name := range s.model.root.xattrs {
+	for name := range s.model.Root.Xattrs {
 		if err := s.m.RemoveXattr(nvfs.RootID, []byte(name)); err != nil {
 			return err
 		}

@@ -283,16 +283,36 @@ func (w *Worker) commit() error {
 		return w.fs.damaged(false, "transaction exceeds a journal record")
 	}
 	if n > 0 {
-		if err := w.log(n); err != nil {
+		if err := w.carryOut(n); err != nil {
 			w.rollback()
 			return err
 		}
-		if err := w.apply(n); err != nil {
-			w.rollback()
-			return w.fs.damaged(true, "journal record could not be applied: %v", err)
-		}
 	}
 	w.settle()
+	return nil
+}
+
+// carryOut logs the record, applies and retires it. If it does not get to the
+// end, by an error or a panic, the volume is read-only before the first lock
+// is released: nobody may change what the next recovery will replay.
+func (w *Worker) carryOut(n int) (err error) {
+	if w.fs.readOnly.Load() {
+		return errReadOnly
+	}
+	retired := false
+	defer func() {
+		if !retired {
+			err = w.fs.damaged(true, "a journal record could not be carried out: %v", err)
+		}
+	}()
+	w.tx.committed = true
+	if err := w.log(n); err != nil {
+		return err
+	}
+	if err := w.apply(n); err != nil {
+		return err
+	}
+	retired = true
 	return nil
 }
 
@@ -507,18 +527,13 @@ func (w *Worker) diff(s *staged, pos int) (int, uint32) {
 }
 
 // log stores the record; when it returns nil the transaction has happened.
-// If it does not return, it may have.
 func (w *Worker) log(n int) error {
-	w.tx.committed = true
 	r := layout.Record(w.rec)
 	r.SetSeq(w.fs.seq.Add(1))
 	r.SealRecord(w.fs.seed)
 	w.p.Copy(w.off, w.rec[:layout.RecRetire])
 	w.p.Copy(w.off+layout.PayloadStart, w.rec[layout.PayloadStart:layout.PayloadStart+n])
-	if err := w.p.Fence(); err != nil {
-		return w.fs.damaged(true, "journal could not be made durable: %v", err)
-	}
-	return nil
+	return w.p.Fence()
 }
 
 // apply carries the record out and retires it.

@@ -36,6 +36,13 @@ func (c *testClock) tick() nvfs.Time { c.sec.Add(1); return c.now() }
 // numbers shall do so less often: with -short, and under the race detector.
 func brief() bool { return testing.Short() || raceEnabled }
 
+// singleThreaded skips a test that has nothing to show to the race detector.
+func singleThreaded(t *testing.T) {
+	if raceEnabled {
+		t.Skip("one goroutine works at a time: slow and of no use under the race detector")
+	}
+}
+
 func format(t testing.TB, space pmem.Space, opt mkfs.Options) {
 	t.Helper()
 	if _, err := mkfs.Format(space, opt); err != nil {

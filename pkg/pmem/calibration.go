@@ -15,6 +15,9 @@ type CalibrateOptions struct {
 	ScratchOptions
 	// Budget is how long to measure; 0 is 2 seconds.
 	Budget time.Duration
+	// Modes are what to choose among; empty is every mode that the memory
+	// allows.
+	Modes []Mode
 }
 
 // Calibration is what Calibrate measured, and the strategy that follows.
@@ -42,6 +45,9 @@ const (
 	// capLoss how much throughput more writers must lose to be capped.
 	capSize = 64 << 10
 	capLoss = 0.9
+	// tie is how much slower than the fastest mode another may be and still
+	// count as as fast: repeated measurements differ by as much.
+	tie = 1.05
 )
 
 // Calibrate measures the modes that the backing allows, on memory of its kind
@@ -56,7 +62,7 @@ func Calibrate(ctx context.Context, opts CalibrateOptions) (Calibration, error) 
 	if err != nil {
 		return Calibration{}, err
 	}
-	c, err := s.Calibrate(ctx, opts.Budget)
+	c, err := s.Calibrate(ctx, opts.Budget, opts.Modes...)
 	return c, errors.Join(err, s.Close())
 }
 
@@ -77,25 +83,32 @@ func uncalibrated(opts CalibrateOptions, cause error) (Calibration, error) {
 }
 
 // Calibrate is the function of that name on scratch memory that is open already.
-func (s *Scratch) Calibrate(ctx context.Context, budget time.Duration) (Calibration, error) {
+// The choice is among modes; none is every mode that the memory allows.
+func (s *Scratch) Calibrate(ctx context.Context, budget time.Duration, modes ...Mode) (Calibration, error) {
 	if budget == 0 {
 		budget = calibrationBudget
+	}
+	if len(modes) == 0 {
+		modes = s.Modes()
 	}
 	c := Calibration{
 		Kind: s.Backing().Kind, NUMANode: s.NUMANode(), CPU: CPUModel(), Time: time.Now().UTC(),
 		Emulated: s.Emulated(),
 	}
-	candidates := persistentModes(s.Backing(), s.Modes())
-	if len(candidates) < 2 {
-		c.Choice, c.Why = DefaultStrategy(s.Backing(), s.Emulated())
+	fallback, why := DefaultStrategy(s.Backing(), s.Emulated())
+	candidates := persistentModes(s.Backing(), modes)
+	if len(candidates) == 0 {
+		c.Choice, c.Why = fallback, fmt.Sprintf("%s; there is nothing to choose among %s", why, joinModes(modes))
 		return c, nil
 	}
-	table, err := s.MeasureAll(ctx, calibrationWorkloads(s.Modes(), WriterCounts(s.CPUs())), budget)
+	smalls := smallModes(candidates)
+	measured := slices.Compact(slices.Sorted(slices.Values(slices.Concat(modes, smalls))))
+	table, err := s.MeasureAll(ctx, calibrationWorkloads(measured, WriterCounts(s.CPUs())), budget)
 	if err != nil {
 		return Calibration{}, fmt.Errorf("calibrate %s: %w", s.Backing().Path, err)
 	}
 	c.Measured, c.Table = true, table
-	c.Choice, c.Why = choose(table, candidates)
+	c.Choice, c.Why = choose(table, smalls, candidates, fallback)
 	if c.Emulated {
 		c.Why += "; measured on emulated memory"
 	}
@@ -160,20 +173,34 @@ func persistentModes(b Backing, modes []Mode) []Mode {
 	return persistent
 }
 
+// smallModes are the candidates that can store words. Where all of them stream,
+// it is the instruction that these pair with.
+func smallModes(candidates []Mode) []Mode {
+	small := slices.DeleteFunc(slices.Clone(candidates), Mode.streams)
+	if len(small) == 0 {
+		return []Mode{bestFlush()}
+	}
+	return small
+}
+
 // choose finds the pair of modes and the threshold that make the measured
-// persists cheapest.
-func choose(table []Row, candidates []Mode) (Strategy, string) {
+// persists cheapest. What is faster by no more than the noise does not count:
+// then the part of usual, the documented default, stays, and next the mode that
+// AllModes names first.
+func choose(table []Row, smalls, bulks []Mode, usual Strategy) (Strategy, string) {
 	c := newCosts(table)
+	c.levelTies(slices.Concat(smalls, bulks))
 	var best Strategy
 	lowest := math.Inf(1)
-	for _, small := range candidates {
-		if small.streams() {
-			continue // words cannot be stored with it
-		}
-		for _, large := range candidates {
-			for _, threshold := range calibrationSizes {
-				s := Strategy{Small: small, Bulk: large, Threshold: uint64(threshold)}
-				if cost := c.of(s); cost < lowest {
+	for _, small := range preferring(usual.Small, smalls) {
+		for _, bulk := range preferring(usual.Bulk, bulks) {
+			thresholds := preferredThresholds(usual.Threshold)
+			if !slices.Contains(bulks, small) {
+				thresholds = []int{streamThreshold} // it only helps out, see NamedStrategy
+			}
+			for _, threshold := range thresholds {
+				s := Strategy{Small: small, Bulk: bulk, Threshold: uint64(threshold)}
+				if cost := c.of(s); cost < lowest-rounding {
 					best, lowest = s, cost
 				}
 			}
@@ -183,7 +210,46 @@ func choose(table []Row, candidates []Mode) (Strategy, string) {
 		best.Threshold = 0
 	}
 	best.WriterCap = writerCap(table, best.Bulk)
-	return best, explain(best, table)
+	return best, explain(best, table, slices.Concat(smalls, bulks))
+}
+
+// rounding is more than sums of the same logarithms can differ by.
+const rounding = 1e-9
+
+// preferring returns the modes in the order of AllModes, but first ahead.
+func preferring(first Mode, modes []Mode) []Mode {
+	rank := func(m Mode) int {
+		if m == first {
+			return -1
+		}
+		return slices.Index(AllModes(), m)
+	}
+	return slices.SortedFunc(slices.Values(modes), func(a, b Mode) int { return rank(a) - rank(b) })
+}
+
+func preferredThresholds(first uint64) []int {
+	if i := slices.Index(calibrationSizes, int(first)); i >= 0 {
+		return slices.Concat(calibrationSizes[i:i+1], calibrationSizes)
+	}
+	return calibrationSizes
+}
+
+// levelTies gives every one of the modes that is about as fast as the fastest
+// at a size the cost of that one.
+func (c costs) levelTies(modes []Mode) {
+	for _, size := range calibrationSizes {
+		fastest := math.Inf(1)
+		for _, m := range modes {
+			if cost, measured := c[m][size]; measured {
+				fastest = min(fastest, cost)
+			}
+		}
+		for _, m := range modes {
+			if cost, measured := c[m][size]; measured && cost <= fastest+math.Log(tie) {
+				c[m][size] = fastest
+			}
+		}
+	}
 }
 
 // of is the cost of a strategy over all sizes, and once more that of a line,
@@ -221,23 +287,18 @@ func writerCap(table []Row, bulk Mode) int {
 	return 0
 }
 
-// explain compares the choice with the best other mode at a few sizes.
-func explain(s Strategy, table []Row) string {
+// explain compares the choice with the best other candidate at a few sizes.
+func explain(s Strategy, table []Row, candidates []Mode) string {
 	var parts []string
 	for _, size := range []int{64, 4 << 10, 64 << 10} {
 		mode := s.Small
 		if uint64(size) >= s.Threshold {
 			mode = s.Bulk
 		}
-		ours, other := compare(table, mode, size)
-		if ours.Writers == 0 {
-			continue
+		ours, other := compare(table, candidates, mode, size)
+		if ours.Writers != 0 {
+			parts = append(parts, fmt.Sprintf("%d B: %s %.0f ns%s", size, mode, ours.NsPerPersist, verdict(ours, other)))
 		}
-		part := fmt.Sprintf("%d B: %s %.0f ns", size, mode, ours.NsPerPersist)
-		if other.Writers != 0 {
-			part += fmt.Sprintf(", best other %s %.0f ns", other.Mode, other.NsPerPersist)
-		}
-		parts = append(parts, part)
 	}
 	why := "measured with one writer: " + strings.Join(parts, "; ")
 	if s.WriterCap > 0 {
@@ -246,14 +307,27 @@ func explain(s Strategy, table []Row) string {
 	return why
 }
 
-// compare returns the row of mode and that of the fastest other persistent mode.
-func compare(table []Row, mode Mode, size int) (ours, other Row) {
+// verdict says how the chosen mode does against the best other one.
+func verdict(ours, other Row) string {
+	switch {
+	case other.Writers == 0:
+		return ""
+	case ours.NsPerPersist > tie*other.NsPerPersist:
+		return fmt.Sprintf(" (%s %.0f ns, but worse at other sizes or with more writers)", other.Mode, other.NsPerPersist)
+	case other.NsPerPersist > tie*ours.NsPerPersist:
+		return fmt.Sprintf(", best other %s %.0f ns", other.Mode, other.NsPerPersist)
+	}
+	return fmt.Sprintf(", a tie with %s", other.Mode)
+}
+
+// compare returns the row of mode and that of the fastest other candidate.
+func compare(table []Row, candidates []Mode, mode Mode, size int) (ours, other Row) {
 	for _, r := range table {
 		switch {
 		case r.Size != size || r.Writers != 1:
 		case r.Mode == mode:
 			ours = r
-		case r.Mode == EADR || r.Mode == MSync:
+		case !slices.Contains(candidates, r.Mode):
 		case other.Writers == 0 || r.NsPerPersist < other.NsPerPersist:
 			other = r
 		}

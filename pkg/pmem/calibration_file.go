@@ -1,6 +1,7 @@
 package pmem
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/atomicfile"
 )
 
 // DefaultCalibrationFile is where a node keeps its calibrations.
@@ -39,7 +42,7 @@ func LoadCalibration(path string, b Backing) (Calibration, error) {
 		return Calibration{}, err
 	}
 	cpu := CPUModel()
-	if c, ok := file.Entries[calibrationKey(b.Kind, b.NUMANode)]; ok && c.CPU == cpu && c.Kind == b.Kind {
+	if c, found := file.of(b.Kind, b.NUMANode); found {
 		return c, nil
 	}
 	var found Calibration
@@ -52,6 +55,59 @@ func LoadCalibration(path string, b Backing) (Calibration, error) {
 		return Calibration{}, fmt.Errorf("no calibration of %s for %s in %s: %w", b.Kind, cpu, calibrationPath(path), fs.ErrNotExist)
 	}
 	return found, nil
+}
+
+// of is the entry of exactly that memory and the CPU of this machine.
+func (f calibrationFile) of(kind Kind, node int) (Calibration, bool) {
+	c, found := f.Entries[calibrationKey(kind, node)]
+	return c, found && c.CPU == CPUModel() && c.Kind == kind
+}
+
+// EnsureCalibration returns the calibration that the file holds for memory like
+// that of opts.Path, on its NUMA node and with this machine's CPU. Where there is
+// none it measures, and saves what it measured; a default that nothing was
+// measured for is returned but not saved.
+func EnsureCalibration(ctx context.Context, path string, opts CalibrateOptions) (Calibration, error) {
+	c, found, err := storedCalibration(path, opts.ScratchOptions)
+	if found || err != nil {
+		return c, err
+	}
+	if c, err = Calibrate(ctx, opts); err != nil || !c.Measured {
+		return c, err
+	}
+	return c, SaveCalibration(path, c)
+}
+
+// storedCalibration looks for the entry of the memory that would be measured.
+func storedCalibration(path string, opts ScratchOptions) (Calibration, bool, error) {
+	opts.Size = uint64(os.Getpagesize()) // to look, not to measure
+	f, b, _, err := openScratchFile(opts)
+	if errors.Is(err, ErrNoScratch) {
+		return Calibration{}, false, nil
+	}
+	if err != nil {
+		return Calibration{}, false, err
+	}
+	if err := f.Close(); err != nil {
+		return Calibration{}, false, err
+	}
+	file, err := readCalibrationFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Calibration{}, false, nil
+	}
+	if err != nil {
+		return Calibration{}, false, fmt.Errorf("%w (remove it to start anew)", err)
+	}
+	c, found := file.of(b.Kind, nodeOr(b.NUMANode, opts.NUMANode))
+	return c, found, nil
+}
+
+// nodeOr is the NUMA node that a backing says it is on, else the declared one.
+func nodeOr(node int, declared *int) int {
+	if node < 0 && declared != nil {
+		return *declared
+	}
+	return node
 }
 
 // SaveCalibration puts c into the file, in place of an older one of the same
@@ -82,27 +138,8 @@ func SaveCalibration(path string, c Calibration) error {
 	if err != nil {
 		return fmt.Errorf("save calibration: %w", err)
 	}
-	return replaceFile(path, lock, append(text, '\n'))
-}
-
-// replaceFile writes a new file and renames it over path; dir is the open
-// directory.
-func replaceFile(path string, dir *os.File, content []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
-	if err != nil {
+	if err := atomicfile.Write(path, append(text, '\n'), 0o644); err != nil {
 		return fmt.Errorf("save calibration: %w", err)
-	}
-	defer os.Remove(f.Name()) // there only after an error
-	_, err = f.Write(content)
-	err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close())
-	if err != nil {
-		return fmt.Errorf("save calibration: %w", err)
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return fmt.Errorf("save calibration: %w", err)
-	}
-	if err := dir.Sync(); err != nil {
-		return fmt.Errorf("save calibration: sync directory: %w", err)
 	}
 	return nil
 }
@@ -142,6 +179,7 @@ func autoStrategy(b Backing, opts Options) (Strategy, string) {
 	if fallback.Small == MSync {
 		return fallback, why // there is nothing to choose
 	}
+	b.NUMANode = nodeOr(b.NUMANode, opts.NUMANode)
 	c, err := LoadCalibration(opts.CalibrationFile, b)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -154,5 +192,9 @@ func autoStrategy(b Backing, opts Options) (Strategy, string) {
 			return fallback, fmt.Sprintf("%s (the calibrated choice is not possible here: %v)", why, err)
 		}
 	}
-	return c.Choice, "calibrated: " + c.Why
+	where := ""
+	if c.NUMANode >= 0 {
+		where = fmt.Sprintf(" on NUMA node %d", c.NUMANode)
+	}
+	return c.Choice, fmt.Sprintf("calibrated%s: %s", where, c.Why)
 }

@@ -33,7 +33,8 @@ func TestChoose(t *testing.T) {
 	clflush := rows(CLFLUSH, 1, 150, 300, 550, 1250, 2200, 8000, 30000, 120000, 1900000)
 	nt := rows(NT, 1, 180, 180, 190, 200, 220, 350, 950, 3400, 50000)
 	slowNT := rows(NT, 1, 90, 95, 120, 200, 800, 3000, 12000, 40000, 600000)
-	candidates := []Mode{CLWB, CLFLUSH, NT}
+	candidates := []Mode{NT, CLFLUSH, CLWB}
+	usual := Strategy{Small: CLWB, Bulk: NT, Threshold: 256}
 	for _, test := range []struct {
 		name  string
 		table [][]Row
@@ -54,7 +55,7 @@ func TestChoose(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, why := choose(slices.Concat(test.table...), candidates)
+			got, why := choose(slices.Concat(test.table...), smallModes(candidates), candidates, usual)
 			if got != test.want {
 				t.Errorf("chose %s, want %s", got, test.want)
 			}
@@ -62,6 +63,138 @@ func TestChoose(t *testing.T) {
 				t.Errorf("the reason gives no figures: %q", why)
 			}
 		})
+	}
+}
+
+// TestChooseIgnoresNoise: what is faster by no more than 5 % does not displace
+// the default, and is not presented as worse.
+func TestChooseIgnoresNoise(t *testing.T) {
+	clwb := rows(CLWB, 1, 104, 114, 132, 260, 400, 1000, 4000, 12000, 180000)
+	clflush := rows(CLFLUSH, 1, 100, 110, 260, 520, 800, 2000, 8000, 24000, 360000)
+	fasterClflush := rows(CLFLUSH, 1, 90, 100, 260, 520, 800, 2000, 8000, 24000, 360000)
+	nt := rows(NT, 1, 180, 180, 128, 128, 220, 350, 950, 3400, 50000)
+	movdir := rows(MOVDIR64B, 1, 180, 180, 125, 126, 212, 340, 920, 3300, 49000)
+	fasterMovdir := rows(MOVDIR64B, 1, 180, 180, 125, 126, 212, 300, 800, 3000, 40000)
+	usual := Strategy{Small: CLWB, Bulk: NT, Threshold: 256}
+	for _, test := range []struct {
+		name  string
+		table [][]Row
+		want  Strategy
+		why   string
+	}{
+		{"all within the noise", [][]Row{movdir, clflush, nt, clwb}, usual, "64 B: clwb 104 ns, a tie with clflush; 4096 B: nt 350 ns, a tie with movdir64b"},
+		{"clflush wins clearly", [][]Row{clwb, fasterClflush, nt}, Strategy{Small: CLFLUSH, Bulk: NT, Threshold: 256}, "64 B: clflush 90 ns, best other clwb 104 ns"},
+		{"movdir64b wins clearly", [][]Row{nt, fasterMovdir, clwb, clflush}, Strategy{Small: CLWB, Bulk: MOVDIR64B, Threshold: 256}, "4096 B: movdir64b 300 ns, best other nt 350 ns"},
+		{"one that streams", [][]Row{nt, clwb}, usual, "64 B: clwb 104 ns, best other nt 180 ns"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var candidates []Mode
+			for _, table := range test.table {
+				candidates = append(candidates, table[0].Mode)
+			}
+			got, why := choose(slices.Concat(test.table...), smallModes(candidates), candidates, usual)
+			if got != test.want || !strings.Contains(why, test.why) {
+				t.Errorf("chose %s because %q, want %s because %q", got, why, test.want, test.why)
+			}
+		})
+	}
+}
+
+// TestCalibrateAmong: the choice is made among the modes that were asked for.
+func TestCalibrateAmong(t *testing.T) {
+	if !slices.Contains(cpuModes, NT) {
+		t.Skip("this CPU has no non-temporal stores that a cache flush goes with")
+	}
+	s, err := OpenScratch(ScratchOptions{Path: tmpfsDir(t), Size: 8 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	calibrate := func(modes ...Mode) Calibration {
+		t.Helper()
+		c, err := s.Calibrate(context.Background(), 20*time.Millisecond, modes...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	if c := calibrate(CLFLUSH); !c.Measured || c.Choice.Small != CLFLUSH || c.Choice.Bulk != CLFLUSH {
+		t.Errorf("clflush alone: %+v", c.Choice)
+	}
+	want := NamedStrategy(NT)
+	if c := calibrate(NT); !c.Measured || c.Choice.Small != want.Small || c.Choice.Bulk != NT || c.Choice.Threshold != want.Threshold {
+		t.Errorf("nt alone: %s, want it paired as ever", c.Choice)
+	}
+	for _, row := range calibrate(CLFLUSH, NT).Table {
+		if row.Mode != CLFLUSH && row.Mode != NT {
+			t.Fatalf("%s was measured", row.Mode)
+		}
+	}
+	if c := calibrate(MSync); c.Measured || !strings.Contains(c.Why, "nothing to choose among msync") {
+		t.Errorf("msync alone: %+v", c)
+	}
+}
+
+// TestEnsureCalibration: measured once per kind of memory and NUMA node, which
+// may be one that this machine does not have.
+func TestEnsureCalibration(t *testing.T) {
+	if len(persistentModes(Backing{}, CPUModes())) < 2 {
+		t.Skip("this CPU leaves no choice of modes")
+	}
+	dir := tmpfsDir(t)
+	volume := newFile(t, dir, "volume", 1<<20)
+	file := filepath.Join(t.TempDir(), "calibration.json")
+	ensure := func(path string, node int) (Calibration, error) {
+		return EnsureCalibration(context.Background(), file, CalibrateOptions{
+			ScratchOptions: ScratchOptions{Path: path, Size: 8 << 20, Emulated: true, NUMANode: &node},
+			Budget:         20 * time.Millisecond,
+		})
+	}
+	first := map[int]Calibration{}
+	for _, node := range []int{0, 1000} {
+		c, err := ensure(dir, node)
+		if err != nil || !c.Measured || c.NUMANode != node {
+			t.Fatalf("node %d: %+v, %v", node, c, err)
+		}
+		first[node] = c
+	}
+	for node, want := range first {
+		if c, err := ensure(dir, node); err != nil || !c.Time.Equal(want.Time) {
+			t.Errorf("node %d was measured again: %v, %v", node, c.Time, err)
+		}
+		m := open(t, volume, Options{CalibrationFile: file, NUMANode: &node})
+		if where := fmt.Sprintf("calibrated on NUMA node %d: ", node); m.Strategy() != want.Choice || !strings.Contains(m.Why(), where) {
+			t.Errorf("auto on node %d: %s, %q; want %s", node, m.Strategy(), m.Why(), want.Choice)
+		}
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	other := first[0]
+	other.CPU = "another CPU"
+	if err := SaveCalibration(file, other); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := ensure(dir, 0); err != nil || c.CPU != CPUModel() {
+		t.Errorf("after a change of CPU: %q, %v", c.CPU, err)
+	}
+	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ensure(dir, 0); err == nil || !strings.Contains(err.Error(), "remove it") {
+		t.Errorf("damaged file: %v", err)
+	}
+}
+
+// TestEnsureCalibrationSavesNoDefault: what was not measured is not kept.
+func TestEnsureCalibrationSavesNoDefault(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "calibration.json")
+	c, err := EnsureCalibration(context.Background(), file, CalibrateOptions{ScratchOptions: ScratchOptions{Path: diskDir(t), Size: 1 << 20}})
+	if err != nil || c.Measured || c.Choice.Small != MSync {
+		t.Errorf("%+v, %v", c, err)
+	}
+	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a file was written: %v", err)
 	}
 }
 

@@ -24,6 +24,9 @@ type Options struct {
 	Calibration *Calibration
 	// CalibrationFile is "" for DefaultCalibrationFile.
 	CalibrationFile string
+	// NUMANode is where the memory is when the backing does not know, as a
+	// file on tmpfs: Auto looks for its calibration. nil is unknown.
+	NUMANode *int
 	// Emulated declares that the backing stands in for persistent memory: any
 	// mode is allowed, and nothing is durable over a power cut.
 	Emulated bool

@@ -39,12 +39,25 @@ func (s sysfs) nodeCPUs(node int) ([]int, error) {
 
 const bitsPerWord = strconv.IntSize
 
+// hasNode reports whether this machine has the NUMA node.
+func (s sysfs) hasNode(node int) bool {
+	if node < 0 {
+		return false
+	}
+	_, err := os.Stat(s.nodeDir(node))
+	return err == nil
+}
+
+func (s sysfs) nodeDir(node int) string {
+	return filepath.Join(string(s), "devices/system/node", fmt.Sprintf("node%d", node))
+}
+
 // cpuList reads the CPUs of a node; nil when it is not known.
 func (s sysfs) cpuList(node int) map[int]bool {
 	if node < 0 {
 		return nil
 	}
-	text, err := os.ReadFile(filepath.Join(string(s), "devices/system/node", fmt.Sprintf("node%d", node), "cpulist"))
+	text, err := os.ReadFile(filepath.Join(s.nodeDir(node), "cpulist"))
 	if err != nil {
 		return nil
 	}

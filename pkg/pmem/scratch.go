@@ -59,10 +59,7 @@ func OpenScratch(opts ScratchOptions) (*Scratch, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Scratch{node: b.NUMANode, emulated: opts.Emulated}
-	if s.node < 0 && opts.NUMANode != nil {
-		s.node = *opts.NUMANode
-	}
+	s := &Scratch{node: nodeOr(b.NUMANode, opts.NUMANode), emulated: opts.Emulated}
 	if s.cpus, err = systemSysfs.nodeCPUs(s.node); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -182,7 +179,9 @@ func temporaryFile(dir string, size uint64) (*os.File, error) {
 func (s *Scratch) prepare(f *os.File) error {
 	mem := s.m.mem[s.area.start:s.area.end]
 	kind := s.m.backing.Kind
-	if kind == KindTmpfs || kind == KindFile { // the others are where they are
+	// The other kinds are where they are. The node of an emulated region may be
+	// one that only its description knows.
+	if (kind == KindTmpfs || kind == KindFile) && systemSysfs.hasNode(s.node) {
 		if err := bindMemory(mem, s.node); err != nil {
 			return err
 		}

@@ -61,7 +61,8 @@ func (d *nodeDriver) start(t *testing.T) {
 	}
 	defer log.Close()
 	d.cmd = exec.Command(binary, "node", "--v=4", "--endpoint="+d.endpoint(), "--node-id=node-1",
-		"--state-dir="+filepath.Join(d.dir, "state"), "--kubelet-dir="+filepath.Join(d.dir, "kubelet"), "--run-dir="+d.runDir())
+		"--state-dir="+filepath.Join(d.dir, "state"), "--kubelet-dir="+filepath.Join(d.dir, "kubelet"), "--run-dir="+d.runDir(),
+		"--calibration-file="+filepath.Join(d.dir, "calibration.json"))
 	for _, r := range d.regions {
 		d.cmd.Args = append(d.cmd.Args, "--emulate="+r)
 	}

@@ -21,8 +21,9 @@ type Mounts struct {
 
 	mu       sync.Mutex
 	table    []mount.MountPoint
-	bad      map[string]error // path -> what statfs says
+	bad      map[string]error // path -> what every question is answered with
 	hang     map[string]chan struct{}
+	counting map[string]chan struct{}
 	failures map[string]error // path -> what Mount says, once
 	busy     map[string]error // path -> what Unmount says
 	log      []string
@@ -30,7 +31,7 @@ type Mounts struct {
 
 // NewMounts returns an empty mount table.
 func NewMounts() *Mounts {
-	return &Mounts{bad: map[string]error{}, hang: map[string]chan struct{}{}, failures: map[string]error{}, busy: map[string]error{}}
+	return &Mounts{bad: map[string]error{}, hang: map[string]chan struct{}{}, counting: map[string]chan struct{}{}, failures: map[string]error{}, busy: map[string]error{}}
 }
 
 // Mount implements mount.Interface for bind mounts.
@@ -94,6 +95,21 @@ func (m *Mounts) List() ([]mount.MountPoint, error) {
 // Statfs stands for statfs(2).
 func (m *Mounts) Statfs(path string, buf *unix.Statfs_t) error {
 	m.mu.Lock()
+	counting := m.counting[real(path)]
+	m.mu.Unlock()
+	if counting != nil {
+		<-counting
+	}
+	if err := m.Ping(path); err != nil {
+		return err
+	}
+	*buf = unix.Statfs_t{Bsize: 4096, Blocks: 1000, Bfree: 600, Bavail: 500, Files: 100, Ffree: 90}
+	return nil
+}
+
+// Ping stands for mountd.Ping.
+func (m *Mounts) Ping(path string) error {
+	m.mu.Lock()
 	hang, bad, top := m.hang[real(path)], m.bad[real(path)], m.top(real(path))
 	m.mu.Unlock()
 	if hang != nil {
@@ -105,7 +121,6 @@ func (m *Mounts) Statfs(path string, buf *unix.Statfs_t) error {
 	if top == nil {
 		return errors.New("the driver looks into a directory that is not mounted")
 	}
-	*buf = unix.Statfs_t{Bsize: 4096, Blocks: 1000, Bfree: 600, Bavail: 500, Files: 100, Ffree: 90}
 	return nil
 }
 
@@ -116,19 +131,25 @@ func (m *Mounts) Add(device, path, fstype string) {
 	m.table = append(m.table, mount.MountPoint{Device: device, Path: real(path), Type: fstype})
 }
 
-// Break lets statfs at path fail with err; nil repairs it.
+// Break lets every question at path fail with err; nil repairs it.
 func (m *Mounts) Break(path string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.bad[real(path)] = err
 }
 
-// Hang lets statfs at path wait until the returned function is called.
-func (m *Mounts) Hang(path string) (release func()) {
+// Hang lets every question at path wait until the returned function is called.
+func (m *Mounts) Hang(path string) (release func()) { return m.gate(m.hang, path) }
+
+// Count lets statfs at path wait until the returned function is called, as a
+// volume does whose totals are not known yet.
+func (m *Mounts) Count(path string) (release func()) { return m.gate(m.counting, path) }
+
+func (m *Mounts) gate(gates map[string]chan struct{}, path string) (release func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	gate := make(chan struct{})
-	m.hang[real(path)] = gate
+	gates[real(path)] = gate
 	return func() { close(gate) }
 }
 

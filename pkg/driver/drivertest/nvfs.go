@@ -3,6 +3,7 @@ package drivertest
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -22,6 +23,7 @@ type NVFS struct {
 	mountE  []error
 	growE   []error
 	grown   map[string]int
+	forgot  []string
 }
 
 type served struct {
@@ -73,7 +75,9 @@ func (n *NVFS) Unmount(ctx context.Context, volumeID, mountpoint string) error {
 			return err
 		}
 	}
-	delete(n.serving, volumeID)
+	if s := n.serving[volumeID]; s != nil && s.spec.Mountpoint == mountpoint {
+		delete(n.serving, volumeID)
+	}
 	return nil
 }
 
@@ -103,6 +107,24 @@ func (n *NVFS) Grow(ctx context.Context, volumeID string) (mountd.Status, error)
 	}
 	n.grown[volumeID]++
 	return s.status, ctx.Err()
+}
+
+// Forget implements mountd.Mounter.
+func (n *NVFS) Forget(volumeID string) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.serving[volumeID] != nil {
+		return fmt.Errorf("%w: %s", mountd.ErrInUse, volumeID)
+	}
+	n.forgot = append(n.forgot, volumeID)
+	return nil
+}
+
+// Forgotten returns the volumes that Forget was called for.
+func (n *NVFS) Forgotten() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.forgot)
 }
 
 // FailMount lets the next Mount fail.

@@ -47,6 +47,9 @@ func light(m record.Model) Plan {
 // runAll runs the cases and reports what they show.
 func runAll(t *testing.T, p Plan, base string, cases []Case) Count {
 	t.Helper()
+	if raced {
+		cases = cases[:min(2, len(cases))]
+	}
 	failures := 0
 	n := Run(p, base, cases, runtime.GOMAXPROCS(0), func(err error) {
 		if failures++; failures <= 10 {
@@ -133,12 +136,12 @@ func TestRepeat(t *testing.T) {
 
 // TestPairs interrupts the second of two operations, which two workers carry
 // out: each slot's last record is another's. Every pair in the long run, one of
-// 23 in the short one.
+// 13 in the short one.
 func TestPairs(t *testing.T) {
 	cases := Pairs("tree", Singles, 2)
 	if !long {
 		var some []Case
-		for i := 0; i < len(cases); i += 23 {
+		for i := 0; i < len(cases); i += 13 {
 			some = append(some, cases[i])
 		}
 		cases = some
@@ -148,9 +151,9 @@ func TestPairs(t *testing.T) {
 
 // TestTriples interrupts the third of three operations.
 func TestTriples(t *testing.T) {
-	n := 100
+	n := 300
 	if long {
-		n = 6000
+		n = 5000
 	}
 	runAll(t, light(record.ADR), "tree", Sequences("tree", Singles, n, 3, rand.New(rand.NewPCG(1, 2))))
 }
@@ -171,9 +174,12 @@ func TestOtherProcs(t *testing.T) {
 
 // TestConcurrent interrupts workers that work at the same time.
 func TestConcurrent(t *testing.T) {
-	n := uint64(10)
-	if long {
-		n = 4000
+	n := uint64(16)
+	switch {
+	case long:
+		n = 1000
+	case raced:
+		n = 2
 	}
 	p := quick(record.ADR)
 	p.Images.Between = 0
@@ -210,7 +216,7 @@ func TestConcurrent(t *testing.T) {
 func TestRandom(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(7, 7))
 	var cases []Case
-	n := 150
+	n := 400
 	if long {
 		n = 20000
 	}

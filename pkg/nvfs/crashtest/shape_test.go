@@ -81,7 +81,7 @@ type row struct {
 	kinds  map[string]bool
 }
 
-var kindToken = regexp.MustCompile("\\b(I|IB|OB|BB|DL|DX|XN)\\b")
+var kindToken = regexp.MustCompile(`\b(I|IB|OB|BB|DL|DX|XN)\b`)
 
 // orderTable parses the table of section 14.2.
 func orderTable(t *testing.T) map[string]row {

@@ -1,6 +1,7 @@
 package fsck
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -46,6 +47,9 @@ func newMediaVolume(t testing.TB) *mediaVolume {
 		for _, path := range f.paths {
 			v.before[path] = f.what
 		}
+	}
+	if len(v.before) < 500 {
+		t.Fatalf("%d paths only", len(v.before))
 	}
 	return v
 }
@@ -166,8 +170,11 @@ func (v *mediaVolume) flips() []flip {
 		}
 	}
 	for _, o := range sealedObjects(v.populated) {
-		add(o.what, o.off, uint64(o.len), true)
+		// The engine has released the orphans.
+		free := o.what == "inode" && slices.Contains(v.orphans, owner(v.populated, o))
+		add(o.what, o.off, uint64(o.len), !free)
 	}
+	slices.SortFunc(list, func(a, b flip) int { return cmp.Compare(a.at, b.at) })
 	for i := range int(v.sb.Slots) {
 		add("journal", layout.SlotOffset(i), 2048, false)
 	}
@@ -220,16 +227,22 @@ func TestFlips(t *testing.T) {
 	t.Logf("%d flips", tried)
 }
 
+// lastSlot is the offset of the slot with the last record, and its number.
+func (v *mediaVolume) lastSlot() (off, seq uint64) {
+	for i := range int(v.sb.Slots) {
+		at := layout.SlotOffset(i)
+		if r := layout.Record(v.mem[at:][:layout.SlotSize]); r.Valid(v.seed) && r.Seq() > seq {
+			off, seq = at, r.Seq()
+		}
+	}
+	return off, seq
+}
+
 // setLastRetired lets the last record, which marks the volume clean, be the
 // one before number back: the volume is then as a crash leaves it.
 func (v *mediaVolume) setLastRetired(back uint64) (undo func()) {
-	slot, seq := 0, uint64(0)
-	for i := range int(v.sb.Slots) {
-		if r := layout.Record(v.mem[layout.SlotOffset(i):][:layout.SlotSize]); r.Valid(v.seed) && r.Seq() > seq {
-			slot, seq = i, r.Seq()
-		}
-	}
-	word := v.mem[layout.SlotOffset(slot)+layout.RecRetire:][:8]
+	slot, seq := v.lastSlot()
+	word := v.mem[slot+layout.RecRetire:][:8]
 	old := binary.LittleEndian.Uint64(word)
 	binary.LittleEndian.PutUint64(word, layout.RetireWord(v.seed, seq-back))
 	return func() { binary.LittleEndian.PutUint64(word, old) }

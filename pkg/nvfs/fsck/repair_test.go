@@ -6,9 +6,11 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
 )
 
@@ -22,7 +24,7 @@ type storeSpace struct {
 	memSpace
 	fences  int
 	stopAt  int // 0: never
-	keep    func() bool
+	keep    func(off uint64) bool
 	pending []word // since the last fence
 	history []word // before that
 }
@@ -55,7 +57,7 @@ func (s *storeSpace) Flush(off, n uint64) {}
 func (s *storeSpace) Fence() error {
 	if s.fences++; s.fences == s.stopAt {
 		for i := len(s.pending) - 1; i >= 0; i-- {
-			if !s.keep() {
+			if !s.keep(s.pending[i].off) {
 				binary.LittleEndian.PutUint64(s.memSpace[s.pending[i].off:], s.pending[i].old)
 			}
 		}
@@ -133,18 +135,31 @@ func damagedImage(t testing.TB, d damage) *populated {
 	return p
 }
 
+// dangerous are broken rules that a mount would build further damage on. An
+// interrupted repair must not add them.
+var dangerous = []Code{Superblock, JournalRecord, JournalRetire, BitmapChecksum, BitmapCount, BlockFree, BlockShared,
+	InodeChecksum, ExtentNode, DirBlock, DirEntries, XattrBlock}
+
 // A repair that is interrupted at any fence, with any of the stores since the
-// last one, is completed by the next.
+// last one, leaves a volume that is no worse, and is completed by the next.
 func TestInterruptedRepair(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 7))
-	models := map[string]func() bool{
-		"all": func() bool { return true }, "none": func() bool { return false }, "some": func() bool { return r.IntN(2) == 0 },
+	salt := uint64(0)
+	models := map[string]func(off uint64) bool{
+		"all":        func(uint64) bool { return true },
+		"none":       func(uint64) bool { return false },
+		"some words": func(uint64) bool { return r.IntN(2) == 0 },
+		"some pages": func(off uint64) bool { return (off/4096*0x9e3779b97f4a7c15^salt)>>40&1 == 0 },
 	}
 	for _, d := range damages {
 		if notOurs[d.name] {
 			continue
 		}
 		s := &storeSpace{memSpace: damagedImage(t, d).mem}
+		before, err := Check(context.Background(), s, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
 		if _, err := Repair(context.Background(), s, Options{Now: repairTime}); err != nil {
 			t.Fatal(err)
 		}
@@ -153,13 +168,64 @@ func TestInterruptedRepair(t *testing.T) {
 			for at := 1; at <= fences; at += 1 + fences/12 {
 				s.revert()
 				s.stopAt, s.keep = at, keep
+				salt = r.Uint64()
 				interrupt(t, s)
 				s.stopAt = 0
+				after, err := Check(context.Background(), s, Options{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, code := range dangerous {
+					if after.Counts[code] > before.Counts[code] {
+						t.Fatalf("%s: interrupted at fence %d of %d, %s kept: it is worse: %v", d.name, at, fences, model, after.Problems)
+					}
+				}
 				if r, err := Repair(context.Background(), s, Options{Now: repairTime}); err != nil || r.Total() != 0 {
 					t.Fatalf("%s: interrupted at fence %d of %d, %s kept: %v, %+v", d.name, at, fences, model, err, r)
 				}
 			}
 		}
+	}
+}
+
+// What becomes of the record of a slot with a damaged retire word.
+func TestRetireWordIsDecided(t *testing.T) {
+	v := newMediaVolume(t)
+	slot, seq := v.lastSlot()
+	word := v.mem[slot+layout.RecRetire:][:8]
+	retired := layout.RetireWord(v.seed, seq)
+	for _, c := range []struct {
+		name   string
+		word   uint64
+		later  bool // another slot has a later record
+		replay bool
+	}{
+		{"a byte away from retired", retired ^ 0x5a<<24, false, false},
+		{"noise, the last record", 0x1234567890abcdef, false, true},
+		{"noise, not the last record", 0x1234567890abcdef, true, false},
+	} {
+		s := &storeSpace{memSpace: v.mem}
+		d := layout.Dynamic(v.mem[layout.DynamicOffset:][:layout.StaticSize])
+		other := layout.SlotOffset(int((slot/layout.SlotSize)+1) % 4)
+		if c.later {
+			s.Store64(other+layout.RecRetire, layout.RetireWord(v.seed, seq+1))
+		}
+		s.Store64(slot+layout.RecRetire, c.word)
+		r, err := Repair(context.Background(), s, Options{Now: repairTime})
+		if err != nil || r.Total() != 0 {
+			t.Fatalf("%s: %v, %+v", c.name, err, r)
+		}
+		told := false
+		for _, p := range r.Repairs {
+			told = told || p.Code == JournalRetire && strings.Contains(p.Text, "is replayed") == c.replay
+		}
+		if !told || d.State() != layout.StateClean {
+			t.Errorf("%s: state %d, repairs %v", c.name, d.State(), r.Repairs)
+		}
+		s.revert()
+	}
+	if binary.LittleEndian.Uint64(word) != retired {
+		t.Error("the damage was not taken back")
 	}
 }
 

@@ -2,6 +2,7 @@ package mkfs
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
 )
 
 // Kind is what a probe found on a device.
@@ -24,8 +26,8 @@ const (
 	// Foreign is anything that is not one of the others: another format, or
 	// data that nobody recognises.
 	Foreign Kind = iota
-	// Blank means that both ends of the device are zero, or all of a small
-	// one.
+	// Blank means that every byte of the device was looked at, holes of files
+	// aside, and is zero.
 	Blank
 	// NVFS is a volume whose superblock verifies.
 	NVFS
@@ -55,8 +57,9 @@ type Found struct {
 	Superblock *layout.Superblock // of NVFS, and of NVFSDamaged when its copy is good
 }
 
-// probeWindow is what is looked at of each end of a device. Every signature
-// that the probe knows lies within it.
+// probeWindow is what is looked at first, of each end of a device. Every
+// signature that the probe knows lies within it, so that the rest is only read
+// where both are zero.
 const probeWindow = 8 << 20
 
 // reservedEnd is the end of the bytes that hold nothing of an NVFS volume
@@ -66,8 +69,9 @@ const reservedEnd = layout.JournalBlock * layout.BlockSize
 // Range is a byte range of a device.
 type Range struct{ Off, Len uint64 }
 
-// SignatureRanges lists what has to be zeroed so that a device of size bytes
-// probes as blank: the ranges that Probe reads, in ascending order, disjoint.
+// SignatureRanges lists what has to be zeroed so that no format is recognised on
+// a device of size bytes, in ascending order, disjoint. What lies between them
+// may still be data, and keeps the device from being Blank.
 func SignatureRanges(size uint64) []Range {
 	if size == 0 {
 		return nil
@@ -80,8 +84,9 @@ func SignatureRanges(size uint64) []Range {
 
 // Probe says what lies on the device or file at path, which may be a regular
 // file, a block device or a devdax device. A read error is an error and never
-// "blank". It only reads.
-func Probe(path string) (Found, error) {
+// "blank". It only reads: little of what is recognised, and all of a device that
+// seems blank, until ctx ends.
+func Probe(ctx context.Context, path string) (Found, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return Found{}, fmt.Errorf("probe: %w", err)
@@ -94,9 +99,9 @@ func Probe(path string) (Found, error) {
 	var found Found
 	switch mode := st.Mode(); {
 	case mode&os.ModeCharDevice != 0:
-		found, err = probeDAX(f)
+		found, err = probeDAX(ctx, f)
 	case mode.IsRegular(), mode&os.ModeDevice != 0:
-		found, err = probeFile(f)
+		found, err = probeFile(ctx, f)
 	default:
 		err = errors.New("not a regular file, block device or devdax device")
 	}
@@ -106,9 +111,10 @@ func Probe(path string) (Found, error) {
 	return found, nil
 }
 
-// ProbeSpace is Probe for a device of size bytes that is mapped at b. A
-// memory fault (poison, a truncated backing) is an error.
-func ProbeSpace(b []byte, size uint64) (found Found, err error) {
+// ProbeSpace is Probe for a device that is mapped. A memory fault (poison, a
+// truncated backing) is an error.
+func ProbeSpace(ctx context.Context, src Source) (found Found, err error) {
+	b, size := src.Bytes(), src.Size()
 	if size == 0 || size > uint64(len(b)) {
 		return Found{}, fmt.Errorf("probe: device of %d bytes, %d of them mapped", size, len(b))
 	}
@@ -119,10 +125,14 @@ func ProbeSpace(b []byte, size uint64) (found Found, err error) {
 		}
 	}()
 	n := min(size, probeWindow)
-	return (&image{head: b[:n], tail: b[size-n : size], size: size}).classify(), nil
+	im := &image{head: b[:n], tail: b[size-n : size], size: size}
+	if found, err = im.prove(ctx, im.classify(), src.NextData, slicesOf(b)); err != nil {
+		return Found{}, fmt.Errorf("probe: %w", err)
+	}
+	return found, nil
 }
 
-func probeFile(f *os.File) (Found, error) {
+func probeFile(ctx context.Context, f *os.File) (Found, error) {
 	end, err := f.Seek(0, io.SeekEnd) // block devices too; Stat gives 0 for these
 	if err != nil {
 		return Found{}, fmt.Errorf("find its size: %w", err)
@@ -139,11 +149,12 @@ func probeFile(f *os.File) (Found, error) {
 	if _, err := f.ReadAt(im.tail, end-int64(n)); err != nil {
 		return Found{}, fmt.Errorf("read its end: %w", err)
 	}
-	return im.classify(), nil
+	next := func(off uint64) (uint64, uint64, error) { return pmem.NextData(f, off, size) }
+	return im.prove(ctx, im.classify(), next, chunksOf(f))
 }
 
 // probeDAX maps a devdax device: it has no read(2).
-func probeDAX(f *os.File) (Found, error) {
+func probeDAX(ctx context.Context, f *os.File) (Found, error) {
 	size, err := daxSize(f)
 	if err != nil {
 		return Found{}, err
@@ -152,8 +163,17 @@ func probeDAX(f *os.File) (Found, error) {
 	if err != nil {
 		return Found{}, fmt.Errorf("map it: %w", err)
 	}
-	found, err := ProbeSpace(b, uint64(size))
+	found, err := ProbeSpace(ctx, daxSource(b))
 	return found, errors.Join(err, unix.Munmap(b))
+}
+
+// daxSource is a mapped devdax device, which has no holes.
+type daxSource []byte
+
+func (b daxSource) Bytes() []byte { return b }
+func (b daxSource) Size() uint64  { return uint64(len(b)) }
+func (b daxSource) NextData(off uint64) (start, end uint64, err error) {
+	return off, b.Size(), nil
 }
 
 func daxSize(f *os.File) (int, error) {

@@ -140,7 +140,7 @@ func gfsImage(format uint32) func([]byte) {
 
 func probeBytes(t *testing.T, p []byte) Found {
 	t.Helper()
-	f, err := ProbeSpace(p, uint64(len(p)))
+	f, err := ProbeSpace(t.Context(), daxSource(p))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +249,7 @@ func TestProbeCopyOfOtherSize(t *testing.T) {
 	}
 }
 
-func TestSignatureRangesMakeBlank(t *testing.T) {
+func TestSignatureRangesLeaveNoSignature(t *testing.T) {
 	for _, size := range []uint64{1, 5 << 20, 16 << 20, 16<<20 + 1, testSize} {
 		p := make([]byte, size)
 		for i := range p {
@@ -263,7 +263,7 @@ func TestSignatureRangesMakeBlank(t *testing.T) {
 			next = r.Off + r.Len
 			clear(p[r.Off:next])
 		}
-		if f := probeBytes(t, p); f.Kind != Blank {
+		if f := probeBytes(t, p); f.Kind != Blank && !strings.HasPrefix(f.What, "unknown data at byte ") {
 			t.Errorf("size %d: %v %q after wiping", size, f.Kind, f.What)
 		}
 	}
@@ -288,7 +288,7 @@ func TestProbeFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{path, link} {
-		f, err := Probe(name)
+		f, err := Probe(t.Context(), name)
 		if err != nil || f.Kind != NVFS || f.Superblock.Label != "probe" {
 			t.Errorf("%s: %+v, %v", name, f, err)
 		}
@@ -302,17 +302,22 @@ func TestProbeErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{filepath.Join(dir, "absent"), dir, empty, "/dev/null", "/dev/zero"} {
-		if f, err := Probe(path); err == nil || f.Kind == Blank {
+		if f, err := Probe(t.Context(), path); err == nil || f.Kind == Blank {
 			t.Errorf("%s: %+v, %v", path, f, err)
 		}
 	}
-	if _, err := ProbeSpace(make([]byte, 10), 11); err == nil {
+	if _, err := ProbeSpace(t.Context(), tooLarge{make(daxSource, 10)}); err == nil {
 		t.Error("more than is mapped was probed")
 	}
-	if _, err := ProbeSpace(nil, 0); err == nil {
+	if _, err := ProbeSpace(t.Context(), daxSource(nil)); err == nil {
 		t.Error("nothing was probed")
 	}
 }
+
+// tooLarge says that it has a byte more than is mapped.
+type tooLarge struct{ daxSource }
+
+func (s tooLarge) Size() uint64 { return s.daxSource.Size() + 1 }
 
 // Bytes that cannot be read are an error, not zeros.
 func TestProbeFaultIsError(t *testing.T) {
@@ -329,7 +334,7 @@ func TestProbeFaultIsError(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Munmap(b)
-	if found, err := ProbeSpace(b, testSize); err == nil || found.Kind == Blank {
+	if found, err := ProbeSpace(t.Context(), daxSource(b)); err == nil || found.Kind == Blank {
 		t.Errorf("%+v, %v", found, err)
 	}
 }
@@ -367,7 +372,7 @@ func TestProbeToolImages(t *testing.T) {
 			if out, err := exec.Command(tool, append(c.tool[1:], path)...).CombinedOutput(); err != nil {
 				t.Fatalf("%v: %v\n%s", c.tool, err, out)
 			}
-			if f, err := Probe(path); err != nil || f.Kind != Foreign || f.What != c.want {
+			if f, err := Probe(t.Context(), path); err != nil || f.Kind != Foreign || f.What != c.want {
 				t.Errorf("%+v, %v", f, err)
 			}
 		})

@@ -140,6 +140,9 @@ func (d *demo) startDriver(ctx context.Context) error {
 		return err
 	}
 	d.say("process %d, gRPC on %s", d.driver.cmd.Process.Pid, d.layout.socket())
+	if err := d.doing("calibrate flush modes per NUMA node", func() error { return d.driver.calibrated(ctx, d.layout) }); err != nil {
+		return err
+	}
 	d.volume = newVolume(d.driver.conn, d.layout, map[string]string{"flushMode": d.flushMode})
 	d.fresh, err = d.volume.available(ctx)
 	if err != nil {

@@ -3,7 +3,9 @@ package demo
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,11 +16,15 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
 )
 
 const (
 	driverStartTimeout = 20 * time.Second
 	driverStopTimeout  = 20 * time.Second
+	calibrationTimeout = 30 * time.Second
+	calibrationPoll    = 50 * time.Millisecond
 	logTailBytes       = 4 << 10
 )
 
@@ -39,7 +45,8 @@ func startDriver(ctx context.Context, exe string, l layout) (*driverProcess, err
 	}
 	defer log.Close()
 	args := []string{"node", "--v=2", "--endpoint=unix://" + l.socket(), "--node-id=" + nodeName,
-		"--state-dir=" + l.state(), "--run-dir=" + l.run(), "--kubelet-dir=" + l.kubelet()}
+		"--state-dir=" + l.state(), "--run-dir=" + l.run(), "--kubelet-dir=" + l.kubelet(),
+		"--calibration-file=" + l.calibration()}
 	for _, r := range l.regions() {
 		args = append(args, "--emulate="+r)
 	}
@@ -89,6 +96,34 @@ func (d *driverProcess) connect(ctx context.Context, socket string) (err error) 
 	return nil
 }
 
+// calibrated waits until the driver has measured what flush mode auto stands
+// for in every region, or not for longer than calibrationTimeout.
+func (d *driverProcess) calibrated(ctx context.Context, l layout) error {
+	ctx, cancel := context.WithTimeout(ctx, calibrationTimeout)
+	defer cancel()
+	tick := time.NewTicker(calibrationPoll)
+	defer tick.Stop()
+	for numa := range regionCount {
+		for {
+			c, err := pmem.LoadCalibration(l.calibration(), pmem.Backing{Kind: pmem.KindTmpfs, NUMANode: numa})
+			if err == nil && c.NUMANode == numa {
+				break
+			}
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			select {
+			case <-tick.C:
+			case <-d.exited:
+				return errors.New("the driver has ended")
+			case <-ctx.Done():
+				return fmt.Errorf("wait for the calibration of region%d: %w", numa, ctx.Err())
+			}
+		}
+	}
+	return nil
+}
+
 // stop ends the driver: politely, then by force.
 func (d *driverProcess) stop() {
 	if d.conn != nil {
@@ -119,12 +154,13 @@ func (d *driverProcess) logTail() string {
 // so that what is left can be seen.
 type layout struct{ root string }
 
-func (l layout) socket() string  { return filepath.Join(l.root, "csi.sock") }
-func (l layout) log() string     { return filepath.Join(l.root, "driver.log") }
-func (l layout) state() string   { return filepath.Join(l.root, "state") }
-func (l layout) run() string     { return filepath.Join(l.root, "run") }
-func (l layout) kubelet() string { return filepath.Join(l.root, "kubelet") }
-func (l layout) peer() string    { return filepath.Join(l.root, "peer") }
+func (l layout) socket() string      { return filepath.Join(l.root, "csi.sock") }
+func (l layout) log() string         { return filepath.Join(l.root, "driver.log") }
+func (l layout) state() string       { return filepath.Join(l.root, "state") }
+func (l layout) run() string         { return filepath.Join(l.root, "run") }
+func (l layout) kubelet() string     { return filepath.Join(l.root, "kubelet") }
+func (l layout) calibration() string { return filepath.Join(l.root, "calibration.json") }
+func (l layout) peer() string        { return filepath.Join(l.root, "peer") }
 func (l layout) region(numa int) string {
 	return filepath.Join(l.root, fmt.Sprintf("region%d", numa))
 }

@@ -71,8 +71,8 @@ func (n *Node) Regular() bool { return n.Type() == unix.S_IFREG }
 func (m *Model) changed(n *Node)  { n.Ctime = m.Now }
 func (m *Model) modified(n *Node) { n.Mtime, n.Ctime = m.Now, m.Now }
 
-// dir checks that names can be looked up in n.
-func dirOf(n *Node) syscall.Errno {
+// AsDir is the error of looking names up in n, 0 if that can be done.
+func (n *Node) AsDir() syscall.Errno {
 	switch {
 	case n.Freed:
 		return syscall.ESTALE
@@ -84,7 +84,7 @@ func dirOf(n *Node) syscall.Errno {
 
 // openDir checks that names can be added to n.
 func openDir(n *Node) syscall.Errno {
-	if e := dirOf(n); e != 0 {
+	if e := n.AsDir(); e != 0 {
 		return e
 	}
 	if n.Nlink == 0 {
@@ -189,7 +189,7 @@ func (m *Model) Lookup(parent *Node, name string) (*Node, syscall.Errno) {
 	if len(name) > 255 {
 		return nil, syscall.ENAMETOOLONG
 	}
-	if e := dirOf(parent); e != 0 {
+	if e := parent.AsDir(); e != 0 {
 		return nil, e
 	}
 	n := parent.Children[name]
@@ -428,7 +428,8 @@ func (m *Model) zero(n *Node, from, to uint64) {
 	}
 }
 
-func (m *Model) store(n *Node, off uint64, src []byte) {
+// Store puts bytes into a file, which grows as needed; times stay.
+func (m *Model) Store(n *Node, off uint64, src []byte) {
 	n.Size = max(n.Size, off+uint64(len(src)))
 	for len(src) > 0 {
 		at, in := off/PageSize, off%PageSize
@@ -466,7 +467,7 @@ func (m *Model) Write(n *Node, off uint64, src []byte, kill bool) syscall.Errno 
 	if e := writable(n); e != 0 {
 		return e
 	}
-	m.store(n, off, src)
+	m.Store(n, off, src)
 	if kill {
 		m.stripSetID(n)
 	}
