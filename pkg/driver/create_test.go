@@ -86,10 +86,11 @@ func TestCreateRefuses(t *testing.T) {
 		}, codes.OutOfRange, "smallest"},
 		"limit between two alignments": {func(r *csi.CreateVolumeRequest) {
 			r.CapacityRange = &csi.CapacityRange{RequiredBytes: 63 * mib, LimitBytes: 64 * mib}
-		}, codes.OutOfRange, "alignment"},
+		}, codes.OutOfRange, "the next one is 78"},
+		"control character": {func(r *csi.CreateVolumeRequest) { r.Name = "a\x01b" }, codes.InvalidArgument, "control characters"},
 		"negative":          {func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = -1 }, codes.InvalidArgument, "negative"},
 		"larger than all":   {func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 1 << 50 }, codes.ResourceExhausted, "r1"},
-		"absurdly large":    {func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 1<<63 - 1 }, codes.OutOfRange, ""},
+		"absurdly large":    {func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 1<<63 - 1 }, codes.OutOfRange, "at least 9223372036854775807 bytes is possible: that is more than any region can have"},
 		"no such NUMA node": {func(r *csi.CreateVolumeRequest) { r.Parameters[driver.KeyNUMANode] = "7" }, codes.ResourceExhausted, "NUMA node"},
 		"flush mode":        {func(r *csi.CreateVolumeRequest) { r.Parameters[driver.KeyFlushMode] = "movdir64b" }, codes.ResourceExhausted, "possible: nt, clwb"},
 		"another node": {func(r *csi.CreateVolumeRequest) {

@@ -35,6 +35,9 @@ func TestDeleteIsIdempotent(t *testing.T) {
 	for range 2 {
 		n.ok(n.delete(id))
 		n.wantNothing()
+		if got := n.nvfs.Forgotten(); !slices.Equal(got, []string{id}) {
+			t.Errorf("files of the servers of %q are removed, want those of %s", got, id)
+		}
 	}
 	n.ok(n.delete("never-existed"))
 	n.wantCode(n.delete("../x"), codes.InvalidArgument)

@@ -130,3 +130,12 @@ func TestStatIsSharedAndBounded(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestPingOfARealMount: what is asked to find out whether a mount lives is
+// answered by a filesystem that is no FUSE as well.
+func TestPingOfARealMount(t *testing.T) {
+	m := realMounts()
+	if _, err := m.ask(t.Context(), question{opPing, t.TempDir()}); err != nil {
+		t.Error(err)
+	}
+}

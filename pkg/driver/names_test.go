@@ -36,8 +36,13 @@ func TestVolumeIDs(t *testing.T) {
 }
 
 func TestBadNamesIDsAndPaths(t *testing.T) {
-	for _, name := range []string{"", "../x", "a/b", "a..b", strings.Repeat("x", 129)} {
+	for _, name := range []string{"", "../x", "a/b", "a..b", strings.Repeat("x", 129), "a\x00", "\x08", "\x0b", "\x0c", "\x0e", "\x1f", "\x7f", "a\u0080", "\u009f"} {
 		if err := checkVolumeName(name); codeOf(err) != codes.InvalidArgument {
+			t.Errorf("name %q: %v", name, err)
+		}
+	}
+	for _, name := range []string{"a\tb", "a\nb", "a\rb", "a\u00a0b"} {
+		if err := checkVolumeName(name); err != nil {
 			t.Errorf("name %q: %v", name, err)
 		}
 	}

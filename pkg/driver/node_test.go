@@ -30,6 +30,9 @@ func TestStats(t *testing.T) {
 	}
 	_, err := n.node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: "/elsewhere"})
 	n.wantCode(err, codes.NotFound)
+	n.nvfs.Kill(id)
+	_, err = n.node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: n.path("pod")})
+	n.wantCode(err, codes.FailedPrecondition, "is dead", "delete the pods")
 }
 
 // TestHangingStatsBlockNothing: stats of a mount whose server hangs are under
@@ -97,7 +100,9 @@ func TestExpandRefuses(t *testing.T) {
 	n := newNode(t)
 	id := n.mounted("pvc-1")
 	_, err := n.node.NodeExpandVolume(t.Context(), expandRequest(n, id, 1<<40, 0))
-	n.wantCode(err, codes.ResourceExhausted, "new, larger volume")
+	n.wantCode(err, codes.ResourceExhausted, "at most 1071644672 bytes; copy the data to a new, larger volume")
+	_, err = n.node.NodeExpandVolume(t.Context(), expandRequest(n, id, 1<<63-1, 0))
+	n.wantCode(err, codes.OutOfRange, "more than any region can have")
 	_, err = n.node.NodeExpandVolume(t.Context(), expandRequest(n, id, 100*mib, 101*mib))
 	n.wantCode(err, codes.OutOfRange)
 	_, err = n.node.NodeExpandVolume(t.Context(), expandRequest(n, id, 0, 20*mib))
@@ -143,6 +148,19 @@ func TestCapacity(t *testing.T) {
 	}
 	_, err := n.controller.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: map[string]string{"flushmode": "nt"}})
 	n.wantCode(err, codes.InvalidArgument, "flushMode")
+}
+
+// TestMinimumCapacityIsWhatCreateDelivers: the smallest volume that is
+// announced is the one that a request for a single byte gets.
+func TestMinimumCapacityIsWhatCreateDelivers(t *testing.T) {
+	n := newNode(t)
+	response, err := n.controller.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+	n.ok(err)
+	volume, err := n.create("pvc-1", 1)
+	n.ok(err)
+	if smallest := response.MinimumVolumeSize.GetValue(); smallest != volume.CapacityBytes || smallest != 30*mib {
+		t.Errorf("%d bytes are announced, a request for 1 byte gets %d", smallest, volume.CapacityBytes)
+	}
 }
 
 // TestCapacityIsWhatCreateDelivers: the largest volume that is announced can

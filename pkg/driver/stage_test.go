@@ -201,6 +201,39 @@ func TestUnstageOfAPublishedVolume(t *testing.T) {
 	n.wantMounts("staging-"+id, 0)
 }
 
+// TestUnstageAtAnotherPath: a path at which the volume is not staged is
+// cleared, and the volume goes on being served where it is.
+func TestUnstageAtAnotherPath(t *testing.T) {
+	n := newNode(t)
+	id := n.mounted("pvc-1")
+	elsewhere := n.path("elsewhere")
+	n.mounts.Add("/dev/fake/old", elsewhere, driver.MountType)
+	_, err := n.node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: elsewhere})
+	n.ok(err)
+	n.wantMounts("elsewhere", 0)
+	n.wantMounts("staging-"+id, 1)
+	n.wantMounts("pod", 1)
+	if n.nvfs.Spec(id).VolumeID != id {
+		t.Error("the volume is not served any more")
+	}
+	n.ok(n.publish(id, "pod-2"))
+}
+
+// TestMountIsNotJudgedByItsTotals: a volume whose totals are still being
+// counted is staged, published and torn down like any other.
+func TestMountIsNotJudgedByItsTotals(t *testing.T) {
+	n := newNode(t)
+	id := n.mustCreate("pvc-1")
+	release := n.mounts.Count(n.path("staging-" + id))
+	defer release()
+	for range 2 {
+		n.ok(n.stage(id))
+		n.ok(n.publish(id, "pod"))
+	}
+	n.ok(n.unpublish(id, "pod"))
+	n.ok(n.unstage(id))
+}
+
 // TestTeardownWithoutARecord: a pod must be able to end whatever happened to
 // the state directory.
 func TestTeardownWithoutARecord(t *testing.T) {

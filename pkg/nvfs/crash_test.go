@@ -282,7 +282,6 @@ type crashBase struct {
 	rec    *recorder
 	empty  nvfs.StatFS
 	before string
-	first  map[string][]byte // content of files that may be torn
 }
 
 func newCrashBase(t *testing.T, size uint64, prepare func(m *mounted) error) *crashBase {

@@ -45,8 +45,8 @@ const (
 	// capLoss how much throughput more writers must lose to be capped.
 	capSize = 64 << 10
 	capLoss = 0.9
-	// tie is how much slower than the fastest mode another may be and still
-	// count as as fast: repeated measurements differ by as much.
+	// tie is by what factor a mode may be slower and still count as as fast:
+	// repeated measurements differ by as much.
 	tie = 1.05
 )
 
@@ -183,28 +183,26 @@ func smallModes(candidates []Mode) []Mode {
 	return small
 }
 
-// choose finds the pair of modes and the threshold that make the measured
-// persists cheapest. What is faster by no more than the noise does not count:
-// then the part of usual, the documented default, stays, and next the mode that
-// AllModes names first.
+// choose starts from usual, the documented default, and changes one part after
+// the other (mode of small persists, mode of bulk, threshold) as long as that
+// makes the measured persists faster by more than the noise. Where a part of
+// usual is no candidate, the mode that AllModes names first takes its place.
 func choose(table []Row, smalls, bulks []Mode, usual Strategy) (Strategy, string) {
 	c := newCosts(table)
-	c.levelTies(slices.Concat(smalls, bulks))
-	var best Strategy
-	lowest := math.Inf(1)
-	for _, small := range preferring(usual.Small, smalls) {
-		for _, bulk := range preferring(usual.Bulk, bulks) {
-			thresholds := preferredThresholds(usual.Threshold)
-			if !slices.Contains(bulks, small) {
-				thresholds = []int{streamThreshold} // it only helps out, see NamedStrategy
-			}
-			for _, threshold := range thresholds {
-				s := Strategy{Small: small, Bulk: bulk, Threshold: uint64(threshold)}
-				if cost := c.of(s); cost < lowest-rounding {
-					best, lowest = s, cost
-				}
-			}
+	best := Strategy{Small: preferring(usual.Small, smalls)[0], Bulk: preferring(usual.Bulk, bulks)[0], Threshold: usual.Threshold}
+	thresholds := calibrationSizes
+	if usual.Threshold == 0 || !slices.Contains(bulks, best.Small) {
+		best.Threshold = streamThreshold
+	}
+	if !slices.Contains(bulks, best.Small) {
+		thresholds = nil // it only helps out, see NamedStrategy
+	}
+	for {
+		better, found := c.improve(best, smalls, bulks, thresholds)
+		if !found {
+			break
 		}
+		best = better
 	}
 	if best.Small == best.Bulk {
 		best.Threshold = 0
@@ -213,8 +211,25 @@ func choose(table []Row, smalls, bulks []Mode, usual Strategy) (Strategy, string
 	return best, explain(best, table, slices.Concat(smalls, bulks))
 }
 
-// rounding is more than sums of the same logarithms can differ by.
-const rounding = 1e-9
+// improve changes the one part of s that gains most, if it gains enough.
+func (c costs) improve(s Strategy, smalls, bulks []Mode, thresholds []int) (best Strategy, found bool) {
+	var most float64
+	try := func(other Strategy) {
+		if total, mean := c.gain(s, other); mean > math.Log(tie) && total > most {
+			best, most, found = other, total, true
+		}
+	}
+	for _, m := range preferring(s.Small, smalls) {
+		try(Strategy{Small: m, Bulk: s.Bulk, Threshold: s.Threshold})
+	}
+	for _, m := range preferring(s.Bulk, bulks) {
+		try(Strategy{Small: s.Small, Bulk: m, Threshold: s.Threshold})
+	}
+	for _, t := range thresholds {
+		try(Strategy{Small: s.Small, Bulk: s.Bulk, Threshold: uint64(t)})
+	}
+	return best, found
+}
 
 // preferring returns the modes in the order of AllModes, but first ahead.
 func preferring(first Mode, modes []Mode) []Mode {
@@ -227,43 +242,43 @@ func preferring(first Mode, modes []Mode) []Mode {
 	return slices.SortedFunc(slices.Values(modes), func(a, b Mode) int { return rank(a) - rank(b) })
 }
 
-func preferredThresholds(first uint64) []int {
-	if i := slices.Index(calibrationSizes, int(first)); i >= 0 {
-		return slices.Concat(calibrationSizes[i:i+1], calibrationSizes)
+// gain is how much cheaper the second strategy is: in total, and in the mean of
+// what is done by another mode.
+func (c costs) gain(from, to Strategy) (total, mean float64) {
+	changed := 0
+	compare := func(a, b Mode, cost func(Mode) float64) {
+		if a != b {
+			changed++
+			total += cost(a) - cost(b)
+		}
 	}
-	return calibrationSizes
+	for _, size := range calibrationSizes {
+		compare(from.at(size), to.at(size), func(m Mode) float64 { return c[m][size] })
+	}
+	compare(from.Small, to.Small, c.words)
+	if changed == 0 {
+		return 0, 0
+	}
+	return total, total / float64(changed)
 }
 
-// levelTies gives every one of the modes that is about as fast as the fastest
-// at a size the cost of that one.
-func (c costs) levelTies(modes []Mode) {
-	for _, size := range calibrationSizes {
-		fastest := math.Inf(1)
-		for _, m := range modes {
-			if cost, measured := c[m][size]; measured {
-				fastest = min(fastest, cost)
-			}
-		}
-		for _, m := range modes {
-			if cost, measured := c[m][size]; measured && cost <= fastest+math.Log(tie) {
-				c[m][size] = fastest
-			}
-		}
+// words is the cost of the words that are flushed with the small mode: metadata
+// of one to a few lines.
+func (c costs) words(m Mode) float64 {
+	var sum float64
+	few := calibrationSizes[:3]
+	for _, size := range few {
+		sum += c[m][size]
 	}
+	return sum / float64(len(few))
 }
 
-// of is the cost of a strategy over all sizes, and once more that of a line,
-// for the words that are flushed with the small mode.
-func (c costs) of(s Strategy) float64 {
-	total := c[s.Small][calibrationSizes[0]]
-	for _, size := range calibrationSizes {
-		if uint64(size) < s.Threshold {
-			total += c[s.Small][size]
-		} else {
-			total += c[s.Bulk][size]
-		}
+// at is the mode that persists size bytes.
+func (s Strategy) at(size int) Mode {
+	if uint64(size) < s.Threshold {
+		return s.Small
 	}
-	return total
+	return s.Bulk
 }
 
 // writerCap is the number of writers with the highest throughput when more
@@ -291,10 +306,7 @@ func writerCap(table []Row, bulk Mode) int {
 func explain(s Strategy, table []Row, candidates []Mode) string {
 	var parts []string
 	for _, size := range []int{64, 4 << 10, 64 << 10} {
-		mode := s.Small
-		if uint64(size) >= s.Threshold {
-			mode = s.Bulk
-		}
+		mode := s.at(size)
 		ours, other := compare(table, candidates, mode, size)
 		if ours.Writers != 0 {
 			parts = append(parts, fmt.Sprintf("%d B: %s %.0f ns%s", size, mode, ours.NsPerPersist, verdict(ours, other)))
@@ -313,7 +325,7 @@ func verdict(ours, other Row) string {
 	case other.Writers == 0:
 		return ""
 	case ours.NsPerPersist > tie*other.NsPerPersist:
-		return fmt.Sprintf(" (%s %.0f ns, but worse at other sizes or with more writers)", other.Mode, other.NsPerPersist)
+		return fmt.Sprintf(" (%s %.0f ns, but no better over all sizes and writers)", other.Mode, other.NsPerPersist)
 	case other.NsPerPersist > tie*ours.NsPerPersist:
 		return fmt.Sprintf(", best other %s %.0f ns", other.Mode, other.NsPerPersist)
 	}

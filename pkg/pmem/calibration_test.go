@@ -71,10 +71,11 @@ func TestChoose(t *testing.T) {
 func TestChooseIgnoresNoise(t *testing.T) {
 	clwb := rows(CLWB, 1, 104, 114, 132, 260, 400, 1000, 4000, 12000, 180000)
 	clflush := rows(CLFLUSH, 1, 100, 110, 260, 520, 800, 2000, 8000, 24000, 360000)
-	fasterClflush := rows(CLFLUSH, 1, 90, 100, 260, 520, 800, 2000, 8000, 24000, 360000)
+	fasterClflush := rows(CLFLUSH, 1, 90, 100, 120, 520, 800, 2000, 8000, 24000, 360000)
 	nt := rows(NT, 1, 180, 180, 128, 128, 220, 350, 950, 3400, 50000)
 	movdir := rows(MOVDIR64B, 1, 180, 180, 125, 126, 212, 340, 920, 3300, 49000)
 	fasterMovdir := rows(MOVDIR64B, 1, 180, 180, 125, 126, 212, 300, 800, 3000, 40000)
+	oneSize := rows(MOVDIR64B, 1, 180, 180, 126, 127, 221, 300, 950, 3400, 50000)
 	usual := Strategy{Small: CLWB, Bulk: NT, Threshold: 256}
 	for _, test := range []struct {
 		name  string
@@ -85,6 +86,7 @@ func TestChooseIgnoresNoise(t *testing.T) {
 		{"all within the noise", [][]Row{movdir, clflush, nt, clwb}, usual, "64 B: clwb 104 ns, a tie with clflush; 4096 B: nt 350 ns, a tie with movdir64b"},
 		{"clflush wins clearly", [][]Row{clwb, fasterClflush, nt}, Strategy{Small: CLFLUSH, Bulk: NT, Threshold: 256}, "64 B: clflush 90 ns, best other clwb 104 ns"},
 		{"movdir64b wins clearly", [][]Row{nt, fasterMovdir, clwb, clflush}, Strategy{Small: CLWB, Bulk: MOVDIR64B, Threshold: 256}, "4096 B: movdir64b 300 ns, best other nt 350 ns"},
+		{"one size alone decides nothing", [][]Row{clwb, nt, oneSize}, usual, "4096 B: nt 350 ns (movdir64b 300 ns, but no better"},
 		{"one that streams", [][]Row{nt, clwb}, usual, "64 B: clwb 104 ns, best other nt 180 ns"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
