@@ -1,8 +1,8 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -25,25 +25,15 @@ func newDiscoverCommand() *cobra.Command {
 	var regions regionFlags
 	var output string
 	cmd := &cobra.Command{
-		Use:   "discover [-o table|json] --emulate REGION",
+		Use:   "discover [-o table|json] [--emulate REGION]",
 		Short: "List persistent-memory regions and namespaces, and what this CPU can flush with",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "table" && output != "json" {
 				return fmt.Errorf("-o %s: known are table and json", output)
 			}
-			m, err := regions.manager("")
+			d, err := discover(cmd.Context(), &regions)
 			if err != nil {
-				return err
-			}
-			if m == nil {
-				return errors.New("this version knows emulated regions only: describe one with --emulate")
-			}
-			d := discovery{FlushModes: pmem.CPUModes()}
-			if d.Regions, err = m.Regions(cmd.Context()); err != nil {
-				return err
-			}
-			if d.Namespaces, err = m.Namespaces(cmd.Context()); err != nil {
 				return err
 			}
 			if output == "json" {
@@ -59,13 +49,30 @@ func newDiscoverCommand() *cobra.Command {
 	return cmd
 }
 
+// discover looks at the regions that are described, if any.
+func discover(ctx context.Context, regions *regionFlags) (discovery, error) {
+	d := discovery{FlushModes: pmem.CPUModes(), Regions: []ndctl.Region{}, Namespaces: []ndctl.Namespace{}}
+	m, err := regions.view()
+	if m == nil || err != nil {
+		return d, err
+	}
+	if d.Regions, err = m.Regions(ctx); err != nil {
+		return d, err
+	}
+	d.Namespaces, err = m.Namespaces(ctx)
+	return d, err
+}
+
 func (d discovery) print(w io.Writer) error {
 	fmt.Fprint(w, "flush modes of this CPU:")
 	for _, mode := range d.FlushModes {
 		fmt.Fprintf(w, " %s", mode)
 	}
 	fmt.Fprint(w, "\n\n")
-
+	if len(d.Regions) == 0 {
+		_, err := fmt.Fprint(w, "no region was named: this version knows emulated regions only, which --emulate describes\n")
+		return err
+	}
 	regions := bench.Table{Header: []string{"region", "numa", "size", "available", "largest extent", "align", "persistence", "remark"}}
 	for _, r := range d.Regions {
 		regions.Add(r.Name, strconv.Itoa(r.NUMANode), formatSize(r.Size), formatSize(r.Available), formatSize(r.LargestExtent),

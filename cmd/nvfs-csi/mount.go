@@ -6,14 +6,17 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/fusefs"
 )
 
 // mountTimeout bounds how long mount waits for the filesystem to answer.
@@ -33,14 +36,18 @@ func newMountCommand() *cobra.Command {
 			"direct or writeback; transport=auto or dev; ro; emulated, which declares that\n" +
 			"PATH stands in for persistent memory, so that any flush mode is allowed although\n" +
 			"nothing survives a power cut; numa=NODE binds the serving process; and nosuid,\n" +
-			"nodev, noexec, noatime and the like as for mount(8).",
+			"nodev, noexec, noatime and the like as for mount(8). Access times are not kept.",
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			spec, err := mountSpec(cmd.Context(), &regions, args[0], args[1], options)
 			if err != nil {
 				return err
 			}
-			return runMount(cmd.Context(), spec, stateDir, foreground)
+			dir, err := runDirectory(stateDir)
+			if err != nil {
+				return err
+			}
+			return runMount(cmd.Context(), spec, dir, foreground, cmd.ErrOrStderr())
 		},
 	}
 	cmd.Flags().StringArrayVarP(&options, "options", "o", nil, "mount options, separated by commas")
@@ -106,23 +113,82 @@ func mountID(mountpoint string) string {
 	return "mount-" + hex.EncodeToString(sum[:8])
 }
 
-func runMount(ctx context.Context, spec mountd.Spec, stateDir string, foreground bool) error {
+// emulatedNotice is what mount says of memory that only stands in for
+// persistent memory.
+const emulatedNotice = "emulated memory: nothing survives a power cut"
+
+// runMount mounts, and tells notices what the user should know about the
+// memory.
+func runMount(ctx context.Context, spec mountd.Spec, stateDir string, foreground bool, notices io.Writer) error {
+	var err error
 	if foreground {
-		return serveInPlace(ctx, spec, stateDir)
+		err = serveForeground(ctx, spec, stateDir, notices)
+	} else {
+		err = mountBackground(ctx, spec, stateDir, notices)
 	}
-	ctx, cancel := context.WithTimeout(ctx, mountTimeout)
-	defer cancel()
-	err := newLauncher(stateDir).Mount(ctx, spec)
 	if errors.Is(err, mountd.ErrInUse) {
-		return fmt.Errorf("something is mounted at %s already: unmount it first: %w", spec.Mountpoint, err)
+		return explainInUse(spec.Mountpoint, err)
 	}
 	return err
 }
 
+func mountBackground(ctx context.Context, spec mountd.Spec, stateDir string, notices io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, mountTimeout)
+	defer cancel()
+	launcher := newLauncher(stateDir, true)
+	if err := launcher.Mount(ctx, spec); err != nil {
+		return err
+	}
+	// It is mounted, whatever becomes of the question.
+	if status, err := launcher.Status(ctx, spec.VolumeID); err != nil {
+		klog.V(2).InfoS("No status", "mountpoint", spec.Mountpoint, "reason", err.Error())
+	} else if status.Emulated {
+		fmt.Fprintln(notices, emulatedNotice)
+	}
+	return nil
+}
+
+// serveForeground mounts and serves in this process until the volume is
+// unmounted; when ctx ends it unmounts.
+func serveForeground(ctx context.Context, spec mountd.Spec, stateDir string, notices io.Writer) error {
+	open := func(spec mountd.Spec) (mountd.Volume, error) {
+		volume, err := openVolume(spec)
+		if err == nil && (spec.Emulated || volume.Emulated()) {
+			fmt.Fprintln(notices, emulatedNotice)
+		}
+		return volume, err
+	}
+	return mountd.ServeForeground(ctx, mountd.ServeOptions{Spec: spec, Version: version, StateDir: stateDir, OpenVolume: open})
+}
+
+// explainInUse says what is in the way of a mount. After a lazy unmount that
+// is a process that nothing shows any more at the mount point.
+func explainInUse(mountpoint string, err error) error {
+	mounted, tableErr := fusefs.IsMountPoint(mountpoint)
+	switch {
+	case tableErr != nil:
+		return errors.Join(err, tableErr)
+	case mounted:
+		return fmt.Errorf("something is mounted at %s already: unmount it first: %w", mountpoint, err)
+	}
+	return fmt.Errorf("nothing is mounted at %s any more, but what was unmounted there is still used, as after umount -l, or is just being mounted or unmounted: "+
+		"end the programs that have files of it open (fuser and lsof find them), then mount again: %w", mountpoint, err)
+}
+
 // newLauncher lets serving processes write logs of their own: they outlive the
-// terminal, the pipe or the container that this process writes to.
-func newLauncher(stateDir string) *mountd.Launcher {
-	return mountd.NewLauncher(mountd.LauncherOptions{StateDir: stateDir, LogDir: filepath.Join(stateDir, "log")})
+// terminal, the pipe or the container that this process writes to. removeLogs
+// is for mounts that nobody else tidies up after.
+func newLauncher(stateDir string, removeLogs bool) *mountd.Launcher {
+	return mountd.NewLauncher(mountd.LauncherOptions{StateDir: stateDir, LogDir: filepath.Join(stateDir, "log"), RemoveLogs: removeLogs})
+}
+
+// runDirectory is the directory that a flag names; "" is the default as well,
+// and never the working directory.
+func runDirectory(flag string) (string, error) {
+	if flag == "" {
+		return mountd.DefaultStateDir, nil
+	}
+	return filepath.Abs(flag)
 }
 
 // deadMount reports whether err is that of a mount whose server has gone.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -26,12 +27,27 @@ var mountOptions = map[string]func(spec *mountd.Spec, value string) error{
 	"nosuid":   nil, "suid": nil, "nodev": nil, "dev": nil, "noexec": nil, "exec": nil,
 	"noatime": nil, "nodiratime": nil, "relatime": nil, "nosymfollow": nil,
 	"sync": nil, "async": nil, "dirsync": nil,
+	"atime": refuseAccessTimes, "strictatime": refuseAccessTimes, "lazytime": refuseAccessTimes,
+}
+
+func refuseAccessTimes(*mountd.Spec, string) error {
+	return errors.New("access times are not kept; leave it out, or say noatime")
+}
+
+// fstabOptions tell mount(8), the init system or an administrator's programs
+// something and the filesystem nothing. mount(8) keeps most of them to itself;
+// others do not.
+var fstabOptions = []string{"_netdev", "nofail", "auto", "noauto", "user", "nouser", "users", "owner", "noowner", "group", "nogroup", "comment"}
+
+// isFstabOption reports whether the filesystem is not concerned.
+func isFstabOption(key string) bool {
+	return slices.Contains(fstabOptions, key) || strings.HasPrefix(key, "x-") || strings.HasPrefix(key, "X-")
 }
 
 func setNUMANode(s *mountd.Spec, value string) error {
 	node, err := strconv.ParseUint(value, 10, 16)
 	if err != nil {
-		return err
+		return fmt.Errorf("%q is not the number of a NUMA node", value)
 	}
 	if _, err := os.Stat(fmt.Sprintf("/sys/devices/system/node/node%d", node)); err != nil {
 		return fmt.Errorf("this machine has no NUMA node %d", node)
@@ -53,6 +69,7 @@ func applyMountOptions(spec *mountd.Spec, options []string) error {
 		key, value, hasValue := strings.Cut(opt, "=")
 		apply, known := mountOptions[key]
 		switch needsValue := slices.Contains(optionsWithValue, key); {
+		case isFstabOption(key):
 		case !known:
 			return fmt.Errorf("unknown mount option %q; known are %s", opt, knownMountOptions())
 		case needsValue && value == "":

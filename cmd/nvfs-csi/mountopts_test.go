@@ -10,7 +10,7 @@ import (
 
 func TestMountOptions(t *testing.T) {
 	spec := mountd.Spec{NUMANode: -1}
-	err := applyMountOptions(&spec, []string{"flush=clwb,cache=direct", "transport=dev,numa=0,emulated,ro,,nosuid", "defaults,noexec"})
+	err := applyMountOptions(&spec, []string{"flush=clwb,cache=direct", "transport=dev,numa=0,emulated,ro,,nosuid", "defaults,noexec", "_netdev,nofail,auto,noauto,user,users,owner,comment=x,x-systemd.automount,x-systemd.requires=a.mount,X-mount.mkdir=0755"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +35,10 @@ func TestMountOptionsRefused(t *testing.T) {
 		"flush":       {"flush=VALUE"},
 		"cache=":      {"cache=VALUE"},
 		"emulated=1":  {"takes no value"},
-		"numa=first":  {"numa=first"},
+		"numa=first":  {`"first" is not the number of a NUMA node`},
+		"atime":       {"access times are not kept", "noatime"},
+		"strictatime": {"access times are not kept"},
+		"xfs":         {"known are"},
 		"numa=4096":   {"no NUMA node 4096"},
 		"ro,flus=nt":  {`"flus=nt"`},
 		"noexec=true": {"takes no value"},

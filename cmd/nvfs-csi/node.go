@@ -40,9 +40,13 @@ func newNodeCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			run, err := runDirectory(runDir)
+			if err != nil {
+				return err
+			}
 			d, err := driver.New(opt, driver.Deps{
 				Namespaces: manager,
-				NVFS:       calibratedMounter{newLauncher(runDir), calibrationFile},
+				NVFS:       calibratedMounter{newLauncher(run, false), calibrationFile},
 				Volumes:    formatter{},
 				Mount:      mount.New(""),
 			})

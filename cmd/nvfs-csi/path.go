@@ -27,9 +27,24 @@ func (r *regionFlags) addTo(cmd *cobra.Command) {
 // manager returns the manager of the regions, or nil when no region is
 // described. lockDir may be empty.
 func (r *regionFlags) manager(lockDir string) (ndctl.Manager, error) {
-	if len(r.emulate) == 0 {
-		return nil, nil
+	regions, err := r.described()
+	if len(regions) == 0 || err != nil {
+		return nil, err
 	}
+	return ndctl.NewEmulated(regions, lockDir)
+}
+
+// view is manager for commands that change nothing in a region, and so must
+// not make its directory either.
+func (r *regionFlags) view() (ndctl.Manager, error) {
+	regions, err := r.described()
+	if len(regions) == 0 || err != nil {
+		return nil, err
+	}
+	return ndctl.ViewEmulated(regions)
+}
+
+func (r *regionFlags) described() ([]ndctl.EmulatedRegion, error) {
 	var regions []ndctl.EmulatedRegion
 	for _, text := range r.emulate {
 		region, err := ndctl.ParseEmulated(text)
@@ -38,7 +53,7 @@ func (r *regionFlags) manager(lockDir string) (ndctl.Manager, error) {
 		}
 		regions = append(regions, region)
 	}
-	return ndctl.NewEmulated(regions, lockDir)
+	return regions, nil
 }
 
 // backing is what a PATH argument stands for.
@@ -73,7 +88,7 @@ func (r *regionFlags) resolve(ctx context.Context, arg string) (backing, error) 
 }
 
 func (r *regionFlags) namespace(ctx context.Context, name string) (ndctl.Namespace, bool, error) {
-	m, err := r.manager("")
+	m, err := r.view()
 	if m == nil || err != nil {
 		return ndctl.Namespace{}, false, err
 	}

@@ -50,6 +50,18 @@ func TestResolveWithoutRegions(t *testing.T) {
 	if _, err := none.resolve(t.Context(), "nosuch"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v, want fs.ErrNotExist", err)
 	}
+	dir := filepath.Join(t.TempDir(), "region")
+	region := regionFlags{emulate: []string{"dir=" + dir + ",size=4Gi"}}
+	if _, err := region.resolve(t.Context(), "nosuch"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v, want fs.ErrNotExist", err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a look made the region's directory: %v", err)
+	}
+	unsized := regionFlags{emulate: []string{"dir=" + dir}}
+	if _, err := unsized.resolve(t.Context(), "x"); err == nil || !strings.Contains(err.Error(), "has no size") {
+		t.Errorf("got %v, want a demand for a size", err)
+	}
 	bad := regionFlags{emulate: []string{"size=4Gi"}}
 	if _, err := bad.resolve(t.Context(), "x"); err == nil || !strings.Contains(err.Error(), "--emulate") {
 		t.Errorf("got %v, want an error about --emulate", err)

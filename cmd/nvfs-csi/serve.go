@@ -1,10 +1,14 @@
 package main
 
 import (
+	"errors"
+
 	"github.com/spf13/cobra"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
 )
+
+var errServeByHand = errors.New("serve is not started by hand: mount a volume with \"nvfs-csi mount PATH MOUNTPOINT\", which starts it")
 
 // newServeCommand is the process behind a mount. It is started by the process
 // that mounts, with the open FUSE connection; its arguments are for the reader
@@ -18,7 +22,12 @@ func newServeCommand() *cobra.Command {
 		Long: "serve is the process behind a mount: it answers the kernel's requests for one\n" +
 			"volume until that is unmounted. mount and the driver start it with an open FUSE\n" +
 			"connection; it is not useful to start by hand.",
-		Args: cobra.ExactArgs(2),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 2 || opt.FuseFD == 0 {
+				return errServeByHand
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if opt.Spec, err = mountd.SpecFromEnv(); err != nil {
 				return err
@@ -31,6 +40,7 @@ func newServeCommand() *cobra.Command {
 	flags.StringVar(&opt.StateDir, "state-dir", mountd.DefaultStateDir, "directory of control sockets and locks")
 	flags.IntVar(&opt.FuseFD, "fuse-fd", 0, "descriptor of the FUSE connection")
 	flags.IntVar(&opt.ReadyFD, "ready-fd", 0, "descriptor to report readiness on")
+	flags.StringVar(&opt.RemoveLog, "remove-log", "", "log file to remove when the volume was unmounted without any error")
 	flags.IntVar(&opt.LockFD, "lock-fd", 0, "descriptor of the volume's lock")
 	return cmd
 }

@@ -1,12 +1,16 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs"
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/fusefs"
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/mkfs"
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
 )
 
@@ -33,9 +37,32 @@ func openVolume(spec mountd.Spec) (mountd.Volume, error) {
 	}
 	fs, err := nvfs.Mount(mapping, nvfs.Options{ReadOnly: spec.ReadOnly})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", spec.Path, err), mapping.Close())
+		return nil, errors.Join(notMountable(spec.Path, mapping, err), mapping.Close())
 	}
 	return &servedVolume{mapping: mapping, fs: fs}, nil
+}
+
+// notMountableProbe bounds the look at a device that cannot be mounted.
+const notMountableProbe = 10 * time.Second
+
+// notMountable says what is on a device that has no volume, and what to do.
+func notMountable(path string, mapping *pmem.Mapping, err error) error {
+	if !errors.Is(err, layout.ErrNotNVFS) {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	// Whoever mounts waits for the answer, so it may be that nobody knows.
+	ctx, cancel := context.WithTimeout(context.Background(), notMountableProbe)
+	defer cancel()
+	found, probeErr := mkfs.ProbeSpace(ctx, mapping)
+	switch {
+	case probeErr != nil:
+		return fmt.Errorf("%s: %w; %w", path, err, probeErr)
+	case found.Kind == mkfs.Blank:
+		return fmt.Errorf("%s: %w: it is blank; make a volume on it with \"nvfs-csi mkfs %s\"", path, err, path)
+	case found.Kind == mkfs.NVFSDamaged:
+		return fmt.Errorf("%s: %w: it holds %s; look at it with \"nvfs-csi fsck %s\"", path, err, found.What, path)
+	}
+	return fmt.Errorf("%s: %w: it holds %s; mount it as what it is, or another device (nvfs-csi mkfs --force would destroy what it holds)", path, err, found.What)
 }
 
 // NewWorker implements fusefs.Filesystem.
@@ -52,6 +79,9 @@ func (v *servedVolume) Grow() (uint64, error) {
 	return v.fs.Grow()
 }
 
+// Emulated implements mountd.Volume.
+func (v *servedVolume) Emulated() bool { return v.mapping.Emulated() }
+
 // Health implements mountd.Volume.
 func (v *servedVolume) Health() string { return v.fs.Health() }
 
@@ -65,6 +95,3 @@ func (v *servedVolume) ReadOnly() bool { return v.fs.ReadOnly() }
 
 // SizeBytes implements mountd.Volume.
 func (v *servedVolume) SizeBytes() uint64 { return v.mapping.Size() }
-
-// Emulated implements mountd.Volume.
-func (v *servedVolume) Emulated() bool { return v.mapping.Emulated() }

@@ -86,7 +86,7 @@ func TestCreateRefuses(t *testing.T) {
 		}, codes.OutOfRange, "smallest"},
 		"limit between two alignments": {func(r *csi.CreateVolumeRequest) {
 			r.CapacityRange = &csi.CapacityRange{RequiredBytes: 63 * mib, LimitBytes: 64 * mib}
-		}, codes.OutOfRange, "the next one is 78"},
+		}, codes.OutOfRange, "the next one is 81788928 bytes"},
 		"control character": {func(r *csi.CreateVolumeRequest) { r.Name = "a\x01b" }, codes.InvalidArgument, "control characters"},
 		"negative":          {func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = -1 }, codes.InvalidArgument, "negative"},
 		"larger than all":   {func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 1 << 50 }, codes.ResourceExhausted, "r1"},

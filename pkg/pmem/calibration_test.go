@@ -71,7 +71,7 @@ func TestChoose(t *testing.T) {
 func TestChooseIgnoresNoise(t *testing.T) {
 	clwb := rows(CLWB, 1, 104, 114, 132, 260, 400, 1000, 4000, 12000, 180000)
 	clflush := rows(CLFLUSH, 1, 100, 110, 260, 520, 800, 2000, 8000, 24000, 360000)
-	fasterClflush := rows(CLFLUSH, 1, 90, 100, 120, 520, 800, 2000, 8000, 24000, 360000)
+	fasterClflush := rows(CLFLUSH, 1, 90, 100, 125, 520, 800, 2000, 8000, 24000, 360000)
 	nt := rows(NT, 1, 180, 180, 128, 128, 220, 350, 950, 3400, 50000)
 	movdir := rows(MOVDIR64B, 1, 180, 180, 125, 126, 212, 340, 920, 3300, 49000)
 	fasterMovdir := rows(MOVDIR64B, 1, 180, 180, 125, 126, 212, 300, 800, 3000, 40000)

@@ -177,7 +177,7 @@ func TestConcurrent(t *testing.T) {
 	n := uint64(16)
 	switch {
 	case long:
-		n = 1000
+		n = 120
 	case raced:
 		n = 2
 	}

@@ -42,6 +42,9 @@ func ParseEmulated(s string) (EmulatedRegion, error) {
 			return EmulatedRegion{}, fmt.Errorf("%w: emulated region %q: %s: %w", ErrInvalid, s, key, err)
 		}
 	}
+	if !seen["size"] {
+		return EmulatedRegion{}, fmt.Errorf("%w: emulated region %q has no size; give it one, as in size=4Gi", ErrInvalid, s)
+	}
 	region.complete()
 	if err := region.validate(); err != nil {
 		return EmulatedRegion{}, fmt.Errorf("emulated region %q: %w", s, err)
@@ -131,7 +134,22 @@ var _ Manager = (*Emulated)(nil)
 // serialised host-wide by a lock file in each region's directory and, if
 // lockDir is not empty, by one in lockDir, which other managers may share.
 func NewEmulated(regions []EmulatedRegion, lockDir string) (*Emulated, error) {
-	m := &Emulated{lockDir: lockDir, mu: make(chan struct{}, 1)}
+	m, err := ViewEmulated(regions)
+	if err != nil {
+		return nil, err
+	}
+	m.lockDir = lockDir
+	if err := m.prepare(); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// ViewEmulated is NewEmulated for whoever only looks: nothing is made and
+// nothing repaired unless a change is asked for. A region without a directory
+// is an empty one.
+func ViewEmulated(regions []EmulatedRegion) (*Emulated, error) {
+	m := &Emulated{mu: make(chan struct{}, 1)}
 	names, dirs := map[string]bool{}, map[string]bool{}
 	for _, desc := range regions {
 		desc.Dir = filepath.Clean(desc.Dir)
@@ -146,9 +164,6 @@ func NewEmulated(regions []EmulatedRegion, lockDir string) (*Emulated, error) {
 		m.regions = append(m.regions, &emulatedRegion{EmulatedRegion: desc})
 	}
 	sort.Slice(m.regions, func(i, j int) bool { return m.regions[i].Name < m.regions[j].Name })
-	if err := m.prepare(); err != nil {
-		return nil, err
-	}
 	return m, nil
 }
 
