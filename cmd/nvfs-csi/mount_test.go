@@ -92,7 +92,7 @@ func leaveDeadMount(t *testing.T, device, mountpoint string) {
 // any other mount, the user is told of emulated memory, and nothing is left.
 func TestForegroundMount(t *testing.T) {
 	dir, device := t.TempDir(), newDevice(t)
-	if _, err := formatDevice(device, true, false, mkfs.Options{}); err != nil {
+	if _, err := formatDevice(t.Context(), device, true, false, mkfs.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	spec := mountd.Spec{VolumeID: "x", Path: device, Mountpoint: filepath.Join(dir, "mnt"), Flush: "auto", Emulated: true, NUMANode: -1}

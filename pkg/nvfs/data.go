@@ -117,8 +117,18 @@ func (w *Worker) writeChunk(id NodeID, off uint64, src []byte, flags WriteFlags)
 	if err := w.stripCapability(n); err != nil {
 		return err
 	}
-	w.modified(n)
+	w.changedData(n, flags&WriteKeepTimes != 0)
 	return w.commit()
+}
+
+// changedData notes a change of a file's data; keepTimes leaves the times to
+// the kernel.
+func (w *Worker) changedData(n layout.Inode, keepTimes bool) {
+	if keepTimes {
+		n.SetChanges(n.Changes() + 1)
+	} else {
+		w.modified(n)
+	}
 }
 
 // writeRange stores src and stages the mapping and the size. It serves

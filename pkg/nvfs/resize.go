@@ -152,7 +152,8 @@ func (w *Worker) fallocate(id NodeID, n layout.Inode, mode uint32, from, to uint
 	if err := w.stripCapability(n); err != nil {
 		return err
 	}
-	w.modified(n)
+	w.changedData(n, mode&FallocKeepTimes != 0)
+	mode &^= FallocKeepTimes
 	w.tx.result = layout.RequestTuple{Ino: uint64(id)}
 	size := n.Size()
 	if mode&FallocKeepSize == 0 {

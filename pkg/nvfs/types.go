@@ -93,8 +93,14 @@ type CreateArgs struct {
 // WriteFlags modify Write.
 type WriteFlags uint32
 
-// WriteKillSuidgid strips set-ID bits and security.capability with the write.
-const WriteKillSuidgid WriteFlags = 1
+const (
+	// WriteKillSuidgid strips set-ID bits and security.capability with the
+	// write.
+	WriteKillSuidgid WriteFlags = 1 << iota
+	// WriteKeepTimes leaves mtime and ctime alone: with a writeback cache the
+	// kernel keeps them and sets them by itself.
+	WriteKeepTimes
+)
 
 // Flags of Rename, with the values of renameat2(2).
 const (
@@ -103,11 +109,13 @@ const (
 	RenameWhiteout  = 1 << 2
 )
 
-// Modes of Fallocate, with the values of fallocate(2).
+// Modes of Fallocate, with the values of fallocate(2). FallocKeepTimes is
+// ours, for WriteKeepTimes.
 const (
 	FallocKeepSize  = 0x01
 	FallocPunchHole = 0x02
 	FallocZeroRange = 0x10
+	FallocKeepTimes = 1 << 31
 )
 
 // Flags of SetXattr, with the values of setxattr(2) and, for ACLKillSGID, of

@@ -277,26 +277,34 @@ func (s *storm) next() (do func() error, apply func(model)) {
 func mknod(path string) error { return unix.Mknod(path, unix.S_IFREG|0o600, 0) }
 
 // appendTo writes behind the end of a file: the size and the content change
-// together.
+// together. The kernel may send a write in parts; each that was acknowledged
+// is there for good.
 func (s *storm) appendTo(name string) (func() error, func(model)) {
 	p := make([]byte, 1+s.r.IntN(9000))
 	for i := range p {
 		p[i] = byte(s.r.Uint32())
 	}
-	off := int64(len(s.model[name].content))
+	off := len(s.model[name].content)
+	done := 0
+	extend := func(m model, to int) {
+		m[name].content = slices.Concat(m[name].content[:off], p[:to])
+	}
 	return func() error {
 		fd, err := unix.Open(s.path(name), unix.O_WRONLY, 0)
 		if err != nil {
 			return err
 		}
-		n, err := unix.Pwrite(fd, p, off)
-		if err == nil && n != len(p) {
-			err = fmt.Errorf("wrote %d of %d bytes", n, len(p))
+		for done < len(p) && err == nil {
+			var n int
+			if n, err = unix.Pwrite(fd, p[done:], int64(off+done)); err == nil {
+				done += n
+				extend(s.model, done)
+			}
 		}
 		// What close says does not matter: the write was acknowledged.
 		_ = unix.Close(fd)
 		return err
-	}, func(m model) { m[name].content = append(m[name].content, p...) }
+	}, func(m model) { extend(m, len(p)) }
 }
 
 func (s *storm) truncate(name string) (func() error, func(model)) {

@@ -191,7 +191,7 @@ func flipEvery(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv("NVFS_FLIP_EVERY")
 	if text == "" {
-		return 997
+		return 1499
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 {

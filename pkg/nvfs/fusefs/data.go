@@ -37,6 +37,9 @@ func (h *handler) write(id nvfs.NodeID, msg, body []byte) (int, error) {
 	if in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0 {
 		flags = nvfs.WriteKillSuidgid
 	}
+	if in.WriteFlags&fuse.WRITE_CACHE != 0 && h.kernelKeepsTimes() {
+		flags |= nvfs.WriteKeepTimes
+	}
 	size, err := h.w.Write(id, in.Offset, data, flags)
 	if err != nil {
 		return 0, err
@@ -45,6 +48,12 @@ func (h *handler) write(id nvfs.NodeID, msg, body []byte) (int, error) {
 	o, n := reply[fuse.WriteOut](body)
 	o.Size = uint32(size)
 	return n, nil
+}
+
+// kernelKeepsTimes reports whether mtime and ctime of data are the kernel's
+// to set, which it does by SETATTR.
+func (h *handler) kernelKeepsTimes() bool {
+	return h.conn.session.Load().has(fuse.CAP_WRITEBACK_CACHE)
 }
 
 // notifyStripped makes the kernel forget the attributes of id when the last
@@ -68,7 +77,11 @@ func (h *handler) fallocate(id nvfs.NodeID, msg []byte) (int, error) {
 	if err := checkRange(in.Offset, in.Length); err != nil {
 		return 0, err
 	}
-	if err := h.w.Fallocate(id, in.Mode, in.Offset, in.Length); err != nil {
+	mode := in.Mode
+	if h.kernelKeepsTimes() {
+		mode |= nvfs.FallocKeepTimes
+	}
+	if err := h.w.Fallocate(id, mode, in.Offset, in.Length); err != nil {
 		return 0, err
 	}
 	h.notifyStripped(id)
@@ -135,8 +148,12 @@ func (h *handler) copyFileRange(op opcode, id nvfs.NodeID, msg, body []byte) (in
 // copyFlags stands in for the flag that COPY_FILE_RANGE lacks. On a
 // connection that allows mapped owners the caller is unknown.
 func (h *handler) copyFlags() nvfs.WriteFlags {
-	if h.req.UID == 0 {
-		return 0
+	var flags nvfs.WriteFlags
+	if h.req.UID != 0 {
+		flags |= nvfs.WriteKillSuidgid
 	}
-	return nvfs.WriteKillSuidgid
+	if h.kernelKeepsTimes() {
+		flags |= nvfs.WriteKeepTimes
+	}
+	return flags
 }

@@ -113,8 +113,11 @@ func Probe(ctx context.Context, path string) (Found, error) {
 
 // ProbeSpace is Probe for a device that is mapped. A memory fault (poison, a
 // truncated backing) is an error.
-func ProbeSpace(ctx context.Context, src Source) (found Found, err error) {
-	b, size := src.Bytes(), src.Size()
+func ProbeSpace(ctx context.Context, m *pmem.Mapping) (Found, error) {
+	return probeMapped(ctx, m.Bytes(), m.Size(), m.NextData)
+}
+
+func probeMapped(ctx context.Context, b []byte, size uint64, next nextData) (found Found, err error) {
 	if size == 0 || size > uint64(len(b)) {
 		return Found{}, fmt.Errorf("probe: device of %d bytes, %d of them mapped", size, len(b))
 	}
@@ -126,7 +129,7 @@ func ProbeSpace(ctx context.Context, src Source) (found Found, err error) {
 	}()
 	n := min(size, probeWindow)
 	im := &image{head: b[:n], tail: b[size-n : size], size: size}
-	if found, err = im.prove(ctx, im.classify(), src.NextData, slicesOf(b)); err != nil {
+	if found, err = im.prove(ctx, im.classify(), next, slicesOf(b)); err != nil {
 		return Found{}, fmt.Errorf("probe: %w", err)
 	}
 	return found, nil
@@ -163,17 +166,13 @@ func probeDAX(ctx context.Context, f *os.File) (Found, error) {
 	if err != nil {
 		return Found{}, fmt.Errorf("map it: %w", err)
 	}
-	found, err := ProbeSpace(ctx, daxSource(b))
+	found, err := probeMapped(ctx, b, uint64(size), noHoles(uint64(size)))
 	return found, errors.Join(err, unix.Munmap(b))
 }
 
-// daxSource is a mapped devdax device, which has no holes.
-type daxSource []byte
-
-func (b daxSource) Bytes() []byte { return b }
-func (b daxSource) Size() uint64  { return uint64(len(b)) }
-func (b daxSource) NextData(off uint64) (start, end uint64, err error) {
-	return off, b.Size(), nil
+// noHoles is nextData of a device of size bytes that has none.
+func noHoles(size uint64) nextData {
+	return func(off uint64) (start, end uint64, err error) { return off, size, nil }
 }
 
 func daxSize(f *os.File) (int, error) {

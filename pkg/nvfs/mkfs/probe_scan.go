@@ -4,26 +4,12 @@ import (
 	"context"
 	"fmt"
 	"io"
-
-	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
 )
 
 // scanChunk is how many bytes are looked at before the context is.
 const scanChunk = 4 << 20
 
-// Source is a device that is mapped, such as a *pmem.Mapping.
-type Source interface {
-	// Bytes is the mapping; at least Size bytes of it can be read.
-	Bytes() []byte
-	Size() uint64
-	// NextData is like pmem.NextData: the first range at or behind off that
-	// may hold anything but zeros.
-	NextData(off uint64) (start, end uint64, err error)
-}
-
-var _ Source = (*pmem.Mapping)(nil)
-
-// nextData is NextData of a Source.
+// nextData tells where data may be, as pmem.NextData.
 type nextData func(off uint64) (start, end uint64, err error)
 
 // readChunk returns the n bytes at off, valid until the next call.

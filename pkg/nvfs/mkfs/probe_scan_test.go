@@ -100,7 +100,7 @@ func TestFindDataStops(t *testing.T) {
 	if _, _, err := findData(cancelled, 0, testSize, all, slicesOf(zeros)); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	if f, err := ProbeSpace(cancelled, daxSource(zeros)); !errors.Is(err, context.Canceled) || f.Kind == Blank {
+	if f, err := probeMapped(cancelled, zeros, testSize, all); !errors.Is(err, context.Canceled) || f.Kind == Blank {
 		t.Errorf("cancelled: %v, %v", f.Kind, err)
 	}
 	if found, err := Probe(cancelled, writeImage(t, volumeImage(t))); err != nil || found.Kind != NVFS {

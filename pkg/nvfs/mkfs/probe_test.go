@@ -140,7 +140,7 @@ func gfsImage(format uint32) func([]byte) {
 
 func probeBytes(t *testing.T, p []byte) Found {
 	t.Helper()
-	f, err := ProbeSpace(t.Context(), daxSource(p))
+	f, err := probeMapped(t.Context(), p, uint64(len(p)), noHoles(uint64(len(p))))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -306,18 +306,13 @@ func TestProbeErrors(t *testing.T) {
 			t.Errorf("%s: %+v, %v", path, f, err)
 		}
 	}
-	if _, err := ProbeSpace(t.Context(), tooLarge{make(daxSource, 10)}); err == nil {
+	if _, err := probeMapped(t.Context(), make([]byte, 10), 11, noHoles(11)); err == nil {
 		t.Error("more than is mapped was probed")
 	}
-	if _, err := ProbeSpace(t.Context(), daxSource(nil)); err == nil {
+	if _, err := probeMapped(t.Context(), nil, 0, noHoles(0)); err == nil {
 		t.Error("nothing was probed")
 	}
 }
-
-// tooLarge says that it has a byte more than is mapped.
-type tooLarge struct{ daxSource }
-
-func (s tooLarge) Size() uint64 { return s.daxSource.Size() + 1 }
 
 // Bytes that cannot be read are an error, not zeros.
 func TestProbeFaultIsError(t *testing.T) {
@@ -334,7 +329,7 @@ func TestProbeFaultIsError(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Munmap(b)
-	if found, err := ProbeSpace(t.Context(), daxSource(b)); err == nil || found.Kind == Blank {
+	if found, err := probeMapped(t.Context(), b, testSize, noHoles(testSize)); err == nil || found.Kind == Blank {
 		t.Errorf("%+v, %v", found, err)
 	}
 }
