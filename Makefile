@@ -3,6 +3,7 @@
 # make test    everything that is tested, set-up included (root; at most 15 minutes)
 # make e2e     only the tests on real mounts
 # make lint    gofmt, go vet, staticcheck
+# make crash   crash images in depth (over an hour); crash-selftest: planted mistakes
 # make bench   flush modes and filesystems side by side (idle machine; about 15 minutes)
 
 SHELL       := bash
@@ -21,7 +22,7 @@ RACE_ENGINE := Concurrent|UnderLoad|Abort|Worker
 # Where the tests run that need no mount of their own making.
 UNIT_PKGS := $$(go list ./... | grep -v /test/e2e)
 
-.PHONY: all build setup demo test unit race e2e arm64 lint bench docs clean
+.PHONY: all build setup demo test unit race e2e arm64 lint bench crash crash-selftest docs clean
 
 all: build
 
@@ -59,6 +60,14 @@ bench: build
 	@test/setup.sh fio mkfs.ext4 mkfs.xfs mount
 	$(BIN) bench flush
 	$(BIN) bench fs
+
+# Every crash image of the long plan (over an hour), and proof that the crash
+# test catches mistakes planted behind a build tag.
+crash:
+	NVFS_CRASH_LONG=1 go test -timeout 90m -v ./pkg/nvfs/crashtest
+
+crash-selftest:
+	go test -tags nvfsbug -run TestPlantedMistakes -v ./pkg/nvfs/crashtest
 
 # Rewrites the parts of docs/ that are generated from the code.
 docs: build
