@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -566,7 +567,7 @@ func TestCrashAtEveryFence(t *testing.T) {
 	t.Parallel()
 	b := newCrashBase(t, 16<<20, prepareTree)
 	variants := []survivors{wordsSurvive, callsSurvive, noneSurvive, allButOne, allSurvive, callsSurvive}
-	twice := 4
+	twice := 6
 	if brief() {
 		variants, twice = variants[:2], 0
 	}
@@ -615,9 +616,9 @@ func TestCrashInLongOperations(t *testing.T) {
 	runCrashCases(t, b, cases, variants, twice)
 }
 
-// TestAbortAfterPanic lets an operation panic at each of its fences: the
-// volume must stay usable, or be usable after a remount when the panic came
-// in the middle of a commit.
+// TestAbortAfterPanic lets an operation panic at each of its fences, and in
+// some of its stores: the volume must stay usable, or be usable after a
+// remount when the panic came in the middle of a commit.
 func TestAbortAfterPanic(t *testing.T) {
 	singleThreaded(t)
 	t.Parallel()
@@ -626,8 +627,14 @@ func TestAbortAfterPanic(t *testing.T) {
 		t.Run(strings.ReplaceAll(c.name, " ", "-"), func(t *testing.T) {
 			for k, finished := 0, false; !finished; k++ {
 				var err error
-				if finished, err = b.panicAt(&c, k); err != nil {
+				if finished, err = b.panicAt(&c, k, -1); err != nil {
 					t.Fatalf("panic at fence %d: %v", k, err)
+				}
+			}
+			for k, finished := 0, false; !finished; k += 5 {
+				var err error
+				if finished, err = b.panicAt(&c, -1, k); err != nil {
+					t.Fatalf("panic in store %d: %v", k, err)
 				}
 			}
 		})
@@ -636,28 +643,37 @@ func TestAbortAfterPanic(t *testing.T) {
 
 var errPanic = errors.New("panic of the test")
 
-func (b *crashBase) panicAt(c *crashCase, k int) (finished bool, err error) {
+// panicAt runs a case that panics at that fence or in that store. The same
+// operation must then do as if the first attempt had not been.
+func (b *crashBase) panicAt(c *crashCase, fence, store int) (finished bool, err error) {
 	b.rec.restore()
 	m, err := tryMount(b.rec, b.clock.now)
 	if err != nil {
 		return false, err
 	}
 	m.totals()
-	b.rec.fences = 0
-	b.rec.atFence = func(n int) {
-		if n == k {
-			panic(errPanic)
+	b.rec.fences, b.rec.stores = 0, 0
+	at := func(k int) func(n int) {
+		return func(n int) {
+			if n == k {
+				panic(errPanic)
+			}
 		}
 	}
+	b.rec.atFence, b.rec.atStore = at(fence), at(store)
 	finished = m.survive(func() error { return c.run(m) })
-	b.rec.atFence = nil
+	b.rec.atFence, b.rec.atStore = nil, nil
 	if finished {
 		return true, m.unmount()
 	}
-	if _, err := m.dump(); err != nil {
+	if _, err := m.dump(); err != nil && !m.fs.ReadOnly() {
 		return false, err
 	}
-	if m.fs.ReadOnly() {
+	if !m.fs.ReadOnly() {
+		if err := c.run(m); !confined(err) || errors.Is(err, syscall.EIO) {
+			return false, fmt.Errorf("the next operation: %w", err)
+		}
+	} else {
 		m.End()
 		m.Close()
 		if err := m.fs.Unmount(); err != nil {

@@ -277,7 +277,7 @@ func (b *damageBase) trial(seed uint64, reseal bool) (how string, err error) {
 	for range 1 + rnd.IntN(2) {
 		how += b.flip(rnd, reseal) + "; "
 	}
-	watchdog := time.AfterFunc(20*time.Second, func() { debug.SetTraceback("all"); panic("a damaged volume hangs: " + how) })
+	watchdog := time.AfterFunc(time.Minute, func() { debug.SetTraceback("all"); panic("a damaged volume hangs: " + how) })
 	defer watchdog.Stop()
 	m, err := tryMount(b, nil)
 	if err != nil {

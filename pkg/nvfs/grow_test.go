@@ -118,7 +118,7 @@ func TestGrowUnderLoad(t *testing.T) {
 func TestCrashInGrow(t *testing.T) {
 	singleThreaded(t)
 	t.Parallel()
-	for _, step := range [][2]uint64{{20 << 20, 24 << 20}, {20 << 20, 300 << 20}, {130 << 20, 160 << 20}} {
+	for _, step := range [][2]uint64{{20 << 20, 24 << 20}, {20 << 20, 150 << 20}, {130 << 20, 160 << 20}} {
 		t.Run(fmt.Sprintf("%d to %d MiB", step[0]>>20, step[1]>>20), func(t *testing.T) {
 			crashInGrow(t, step[0], step[1])
 		})

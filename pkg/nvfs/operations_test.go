@@ -859,6 +859,6 @@ func FuzzOperations(f *testing.F) {
 		f.Add(randomBytes(seed, 400))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		runOperations(t, newMemSpace(32<<20), data[:min(len(data), 4000)], 50, true)
+		runOperations(t, newMemSpace(16<<20), data[:min(len(data), 1500)], 50, true)
 	})
 }

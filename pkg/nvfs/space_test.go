@@ -60,6 +60,8 @@ type recorder struct {
 	faults     []string // broken rules
 	fences     int      // since the last checkpoint
 	atFence    func(n int)
+	stores     int // calls that store, since the last checkpoint
+	atStore    func(n int)
 	quiet      bool // only what was touched is recorded
 }
 
@@ -106,7 +108,7 @@ func (r *recorder) restarted() {
 	r.touched = map[uint64]bool{}
 	r.persisters = nil
 	r.faults = nil
-	r.fences = 0
+	r.fences, r.stores = 0, 0
 }
 
 // image is the content of a space as its difference to a checkpoint.
@@ -224,6 +226,10 @@ type pendingWord struct {
 
 // touch notes the words of [off, off+n) before they change. r.mu is held.
 func (p *recPersister) touch(off, n uint64, flushed bool) {
+	if p.r.atStore != nil {
+		p.r.atStore(p.r.stores)
+	}
+	p.r.stores++
 	p.calls++
 	for u := off &^ 7; u < off+n && !p.r.quiet; u += 8 {
 		p.pending = append(p.pending, pendingWord{u, binary.LittleEndian.Uint64(p.r.mem[u:]), p.calls, flushed})

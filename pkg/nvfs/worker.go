@@ -152,7 +152,7 @@ func (w *Worker) Abort() {
 	}
 	w.rollback()
 	w.fs.unreserveBlocks(w.kept)
-	w.kept = 0
+	w.kept, w.gap = 0, 0
 	w.unlock()
 	if w.renaming {
 		w.renaming = false

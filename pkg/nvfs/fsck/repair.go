@@ -105,7 +105,7 @@ func (s *session) round(ctx context.Context, steps func(*repairer)) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
 	}
-	if errors.Is(err, errEnough) {
+	if err == errEnough { // as it was returned: nothing wraps it here
 		return nil
 	}
 	return err

@@ -53,10 +53,9 @@ func (r *repairer) clearInode(code Code, g *group, index uint32, why string) {
 	r.setInodeBit(g, layout.GroupInodeBitmap, index, false)
 	r.setInodeBit(g, layout.GroupOrphans, index, false)
 	if n := r.inodeIn(g, index); layout.Verify(r.seed, r.ino(g, index), n) {
-		gen := n.Generation()
-		n = r.stageInode(g, index)
-		clear(n)
-		n.SetGeneration(gen)
+		gen, staged := n.Generation(), r.stageInode(g, index)
+		clear(staged)
+		staged.SetGeneration(gen)
 	}
 	r.did(Problem{Code: code, Group: g.num, Ino: r.ino(g, index)}, "it was given up: %s", why)
 	r.ch.commit()
@@ -94,13 +93,13 @@ func (r *repairer) repairInodes() {
 // Its leaves are found again by salvage.
 func (r *repairer) repairRootInode() {
 	g, index := r.place(rootIno)
-	n := r.inodeIn(g, index)
-	verified := layout.Verify(r.seed, rootIno, n)
-	if verified && g.inUse(r.volume, index) && n.Mode()&unix.S_IFMT == unix.S_IFDIR && n.Generation() == 0 && n.Parent() == rootIno && n.Nlink() != 0 {
+	old := r.inodeIn(g, index)
+	verified := layout.Verify(r.seed, rootIno, old)
+	isDir := verified && old.Mode()&unix.S_IFMT == unix.S_IFDIR
+	if isDir && g.inUse(r.volume, index) && old.Generation() == 0 && old.Parent() == rootIno && old.Nlink() != 0 {
 		return
 	}
-	isDir := verified && n.Mode()&unix.S_IFMT == unix.S_IFDIR
-	n = r.stageInode(g, index)
+	n := r.stageInode(g, index)
 	if !isDir {
 		clear(n)
 		n.SetMode(unix.S_IFDIR | 0o755)
