@@ -15,10 +15,10 @@ VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 BIN         := bin/nvfs-csi
 
-# Where several goroutines meet. Of the engine only the tests that start some:
-# the others would take a quarter of an hour.
-RACE_PKGS   := ./pkg/driver/... ./pkg/mountd/... ./pkg/nvfs/fusefs/... ./pkg/nvfs/fsck/... ./pkg/pmem/ndctl/...
-RACE_ENGINE := Concurrent|UnderLoad|Abort|Worker
+# Where several goroutines meet.
+RACE_PKGS   := ./pkg/driver/... ./pkg/mountd/... ./pkg/nvfs/fusefs/... ./pkg/pmem/ndctl/...
+# Of engine and checker only the tests that start some: all would take long.
+RACE_ENGINE := Concurrent|UnderLoad|Abort|Worker|Threads|Cancelled
 # Where the tests run that need no mount of their own making.
 UNIT_PKGS := $$(go list ./... | grep -v /test/e2e)
 
@@ -43,7 +43,7 @@ unit:
 
 race:
 	CGO_ENABLED=1 go test -race -short $(RACE_PKGS)
-	CGO_ENABLED=1 go test -race -run '$(RACE_ENGINE)' ./pkg/nvfs
+	CGO_ENABLED=1 go test -race -short -run '$(RACE_ENGINE)' ./pkg/nvfs ./pkg/nvfs/fsck
 
 e2e: setup build
 	NVFS_CSI=$(CURDIR)/$(BIN) go test -timeout 10m ./test/e2e/...
