@@ -4,14 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"runtime"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/cpulist"
 )
 
 // sysfsNodes is where the kernel shows NUMA nodes.
@@ -19,41 +19,12 @@ const sysfsNodes = "/sys/devices/system/node"
 
 // nodeCPUs returns the CPUs of a NUMA node; empty when there is no such node.
 func nodeCPUs(sysfs string, node int) ([]int, error) {
-	b, err := os.ReadFile(filepath.Join(sysfs, "node"+strconv.Itoa(node), "cpulist"))
+	cpus, err := cpulist.Read(filepath.Join(sysfs, "node"+strconv.Itoa(node), "cpulist"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("CPUs of NUMA node %d: %w", node, err)
-	}
-	cpus, err := parseCPUList(strings.TrimSpace(string(b)))
-	if err != nil {
-		return nil, fmt.Errorf("CPUs of NUMA node %d: %w", node, err)
-	}
-	return cpus, nil
-}
-
-// parseCPUList parses the kernel's list format: 0-3,8,10-11.
-func parseCPUList(s string) ([]int, error) {
-	var cpus []int
-	if s == "" {
-		return nil, nil
-	}
-	for _, part := range strings.Split(s, ",") {
-		lo, hi, isRange := strings.Cut(part, "-")
-		first, err := strconv.ParseUint(lo, 10, 16)
-		if err != nil {
-			return nil, fmt.Errorf("CPU list %q: %w", s, err)
-		}
-		last := first
-		if isRange {
-			if last, err = strconv.ParseUint(hi, 10, 16); err != nil {
-				return nil, fmt.Errorf("CPU list %q: %w", s, err)
-			}
-		}
-		for ; first <= last; first++ {
-			cpus = append(cpus, int(first))
-		}
 	}
 	return cpus, nil
 }

@@ -142,24 +142,6 @@ func TestLockFileIsRemovedUnderLock(t *testing.T) {
 	}
 }
 
-func TestParseCPUList(t *testing.T) {
-	for s, want := range map[string][]int{
-		"":          nil,
-		"0":         {0},
-		"0-3,8":     {0, 1, 2, 3, 8},
-		"1,3-4,7-7": {1, 3, 4, 7},
-	} {
-		if got, err := parseCPUList(s); err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%q: %v, %v", s, got, err)
-		}
-	}
-	for _, s := range []string{"a", "1-", "-1", "1-x", "99999999"} {
-		if got, err := parseCPUList(s); err == nil {
-			t.Errorf("%q: %v", s, got)
-		}
-	}
-}
-
 func TestNodeCPUs(t *testing.T) {
 	sysfs := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(sysfs, "node1"), 0o755))
