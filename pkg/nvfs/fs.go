@@ -35,8 +35,8 @@ type FS struct {
 	key1  uint64
 	clock func() Time
 
-	groups   atomic.Pointer[[]*group] // nil entries lie between devices
-	seq      atomic.Uint64            // of the last record
+	groups   atomic.Pointer[groupTable]
+	seq      atomic.Uint64 // of the last record
 	locks    lockTable
 	lookups  lookupTable
 	verified verifiedBlocks
@@ -48,6 +48,8 @@ type FS struct {
 	totalBlocks atomic.Int64
 	totalInodes atomic.Int64
 	loaded      chan struct{} // closed when every group is loaded
+	load        chan struct{} // closed when somebody waits for that
+	loadOnce    sync.Once
 	started     chan struct{} // closed when recovery is complete
 
 	slots    chan int
@@ -89,7 +91,7 @@ func Mount(space pmem.Space, opt Options) (*FS, error) {
 		return nil, fmt.Errorf("mount NVFS: %w", err)
 	}
 	fs := &FS{space: space, mem: mem, sb: sb, seed: sb.Seed(), clock: opt.Clock,
-		loaded: make(chan struct{}), started: make(chan struct{}), stop: make(chan struct{}), slots: make(chan int, layout.SlotCount)}
+		loaded: make(chan struct{}), load: make(chan struct{}), started: make(chan struct{}), stop: make(chan struct{}), slots: make(chan int, layout.SlotCount)}
 	if fs.clock == nil {
 		fs.clock = systemClock
 	}
@@ -157,31 +159,26 @@ func (fs *FS) checkDevices() error {
 }
 
 func (fs *FS) buildGroups() {
-	var list []*group
-	for _, d := range fs.sb.Devices {
-		for len(list) < int(d.FirstGroup) {
-			list = append(list, nil)
-		}
-		for i := range d.Groups {
-			list = append(list, newGroup(uint64(d.FirstGroup+i), d.Blocks, i, fs.sb.InodesPerGroup))
-		}
-	}
-	fs.groups.Store(&list)
-	for _, g := range list {
-		if g != nil {
-			fs.totalBlocks.Add(int64(g.dataBlocks()))
-			fs.totalInodes.Add(int64(g.inodes))
-		}
-	}
-	fs.lookups.init(uint64(len(list)) * uint64(fs.sb.InodesPerGroup))
+	t := newGroupTable(slices.Clone(fs.sb.Devices), fs.sb.InodesPerGroup, nil)
+	fs.groups.Store(t)
+	blocks, inodes := t.totals()
+	fs.totalBlocks.Store(blocks)
+	fs.totalInodes.Store(inodes)
+	fs.lookups.init(t.size() * uint64(fs.sb.InodesPerGroup))
 	last := fs.sb.Devices[len(fs.sb.Devices)-1]
 	fs.verified.init(last.Base + last.Blocks)
 }
 
 // background loads all groups, so that totals are known, and releases the
-// orphans of the previous mount.
+// orphans of the previous mount. It lets the mount have the CPUs and the page
+// tables to itself, unless recovery needs the totals.
 func (fs *FS) background() {
 	defer fs.bg.Done()
+	select {
+	case <-fs.started:
+	case <-fs.load:
+	case <-fs.stop:
+	}
 	orphans := fs.loadGroups(true)
 	close(fs.loaded)
 	select {
@@ -204,10 +201,16 @@ func (fs *FS) background() {
 // loaded already.
 func (fs *FS) loadGroups(all bool) []uint64 {
 	var orphans []uint64
-	for _, g := range *fs.groups.Load() {
+	t := fs.groups.Load()
+	get := t.made
+	if all {
+		get = t.at
+	}
+	for n := range t.size() {
 		if fs.stopping() {
 			break
 		}
+		g := get(n)
 		if g == nil {
 			continue
 		}
@@ -331,11 +334,7 @@ func (fs *FS) damaged(shared bool, format string, args ...any) error {
 
 // group returns the group of that number, or nil.
 func (fs *FS) group(n uint64) *group {
-	list := *fs.groups.Load()
-	if n >= uint64(len(list)) {
-		return nil
-	}
-	return list[n]
+	return fs.groups.Load().at(n)
 }
 
 // block returns the bytes of block b, or nil when b cannot hold data or

@@ -39,12 +39,15 @@ type group struct {
 
 func newGroup(num, deviceBlocks uint64, onDevice, inodesPerGroup uint32) *group {
 	g := &group{num: num, start: layout.GroupStart(num), inodes: inodesPerGroup,
-		meta: layout.GroupInodeTable + uint32(layout.InodeTableBlocks(inodesPerGroup))}
+		meta: groupMeta(inodesPerGroup)}
 	g.blocks.Store(uint32(layout.GroupLen(deviceBlocks, onDevice)))
 	return g
 }
 
-func (g *group) dataBlocks() uint32 { return g.blocks.Load() - g.meta }
+// groupMeta is how many blocks of metadata a group starts with.
+func groupMeta(inodesPerGroup uint32) uint32 {
+	return layout.GroupInodeTable + uint32(layout.InodeTableBlocks(inodesPerGroup))
+}
 
 // bitmap names one of a group's three bitmaps by its block in the group.
 type bitmap uint64
@@ -189,7 +192,7 @@ func (fs *FS) findRun(g *group, goal uint64, want uint32, aligned bool) (bit, n 
 // group of goal or w's own group, else another with space.
 func (w *Worker) takeBlocks(goal uint64, want uint32, aligned bool) (span, error) {
 	fs := w.fs
-	list := *fs.groups.Load()
+	groups := fs.groups.Load()
 	try := func(g *group) (span, bool) {
 		g.mu.Lock()
 		defer g.mu.Unlock()
@@ -213,15 +216,15 @@ func (w *Worker) takeBlocks(goal uint64, want uint32, aligned bool) (span, error
 			}
 		}
 	}
-	if g := list[w.blockGroup%uint64(len(list))]; g != nil {
+	if g := groups.at(w.blockGroup % groups.size()); g != nil {
 		if s, ok := try(g); ok {
 			return s, nil
 		}
 	}
 	for range 4 { // a random group with more than its share of free blocks
-		n := rand.Uint64N(uint64(len(list)))
-		g := list[n]
-		if g == nil || !fs.aboveAverage(g, len(list)) {
+		n := rand.Uint64N(groups.size())
+		g := groups.at(n)
+		if g == nil || !fs.aboveAverage(g, groups.size()) {
 			continue
 		}
 		if s, ok := try(g); ok {
@@ -230,12 +233,13 @@ func (w *Worker) takeBlocks(goal uint64, want uint32, aligned bool) (span, error
 		}
 	}
 	for range 3 { // what is reserved exists, but may be given back behind us
-		for n, g := range list {
+		for n := range groups.size() {
+			g := groups.at(n)
 			if g == nil {
 				continue
 			}
 			if s, ok := try(g); ok {
-				w.blockGroup = uint64(n)
+				w.blockGroup = n
 				return s, nil
 			}
 		}
@@ -243,7 +247,7 @@ func (w *Worker) takeBlocks(goal uint64, want uint32, aligned bool) (span, error
 	return span{}, errNoSpace
 }
 
-func (fs *FS) aboveAverage(g *group, groups int) bool {
+func (fs *FS) aboveAverage(g *group, groups uint64) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return fs.loadGroup(g) && g.freeBlocks >= fs.freeBlocks.Load()/int64(groups)
@@ -264,17 +268,18 @@ func (w *Worker) takeInode(dir bool) (uint64, error) {
 	if !fs.takeCount(&fs.freeInodes, 1, 0) {
 		return 0, errNoSpace
 	}
-	list := *fs.groups.Load()
+	groups := fs.groups.Load()
 	first := w.inodeGroup
 	if dir {
-		first = rand.Uint64N(uint64(len(list)))
+		first = rand.Uint64N(groups.size())
 	}
-	for k := range uint64(len(list)) {
-		n := (first + k) % uint64(len(list))
-		if list[n] == nil {
+	for k := range groups.size() {
+		n := (first + k) % groups.size()
+		g := groups.at(n)
+		if g == nil {
 			continue
 		}
-		if ino := fs.takeInodeIn(list[n]); ino != 0 {
+		if ino := fs.takeInodeIn(g); ino != 0 {
 			if !dir {
 				w.inodeGroup = n
 			}
@@ -330,7 +335,10 @@ func (fs *FS) giveBackInode(ino uint64) {
 }
 
 // waitTotals waits until every group is loaded.
-func (fs *FS) waitTotals() { <-fs.loaded }
+func (fs *FS) waitTotals() {
+	fs.loadOnce.Do(func() { close(fs.load) })
+	<-fs.loaded
+}
 
 // reserveBlocks sets n free blocks aside; what takeBlocks gives to a
 // transaction comes out of such a reserve, so an operation that has reserved

@@ -90,7 +90,6 @@ func (fs *FS) commitGrowth(old layout.Device, sb *layout.Superblock) error {
 		g.blocks.Store(before)
 		return err
 	}
-	fs.totalBlocks.Add(int64(after - before))
 	fs.publishGroups(now, old.Groups)
 	fs.sb.Devices[0] = now
 	return nil
@@ -98,16 +97,15 @@ func (fs *FS) commitGrowth(old layout.Device, sb *layout.Superblock) error {
 
 // publishGroups lets allocation use new groups.
 func (fs *FS) publishGroups(d layout.Device, from uint32) {
-	list := append([]*group(nil), *fs.groups.Load()...)
+	// Totals are complete, so all groups of the old table have been made.
+	t := newGroupTable([]layout.Device{d}, fs.sb.InodesPerGroup, fs.groups.Load())
+	blocks, inodes := t.totals()
+	fs.totalBlocks.Store(blocks)
+	fs.totalInodes.Store(inodes)
+	fs.lookups.init(t.size() * uint64(fs.sb.InodesPerGroup))
+	fs.groups.Store(t)
 	for i := from; i < d.Groups; i++ {
-		g := newGroup(uint64(d.FirstGroup+i), d.Blocks, i, fs.sb.InodesPerGroup)
-		list = append(list, g)
-		fs.totalBlocks.Add(int64(g.dataBlocks()))
-		fs.totalInodes.Add(int64(g.inodes))
-	}
-	fs.lookups.init(uint64(len(list)) * uint64(fs.sb.InodesPerGroup))
-	fs.groups.Store(&list)
-	for _, g := range list[len(list)-int(d.Groups-from):] {
+		g := t.at(uint64(d.FirstGroup + i))
 		g.mu.Lock()
 		fs.loadGroup(g)
 		g.mu.Unlock()

@@ -97,7 +97,7 @@ func (fs *FS) NewWorker() (*Worker, error) {
 func (fs *FS) newWorker(slot, second int) *Worker {
 	w := &Worker{fs: fs, p: fs.space.NewPersister(), slot: slot, second: second, off: layout.SlotOffset(slot),
 		rec: make([]byte, layout.SlotSize)}
-	w.blockGroup = uint64(slot/2) % uint64(len(*fs.groups.Load()))
+	w.blockGroup = uint64(slot/2) % fs.groups.Load().size()
 	w.inodeGroup = w.blockGroup
 	w.tx.w = w
 	return w
