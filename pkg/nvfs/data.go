@@ -65,8 +65,8 @@ func (w *Worker) readAt(ino uint64, n layout.Inode, off uint64, dst []byte) (int
 // newly allocated; an overwrite in place may be torn by a crash between
 // aligned 8-byte words.
 func (w *Worker) Write(id NodeID, off uint64, src []byte, flags WriteFlags) (int, error) {
-	if err := w.mayChange(); err != nil {
-		return 0, err
+	if done, err := w.start(opWrite); done {
+		return int(w.resumeAt()), err
 	}
 	if len(src) == 0 {
 		return 0, nil
@@ -74,13 +74,20 @@ func (w *Worker) Write(id NodeID, off uint64, src []byte, flags WriteFlags) (int
 	if off > maxFileSize || uint64(len(src)) > maxFileSize-off {
 		return 0, errTooBig
 	}
+	return w.write(id, off, src, flags, int(w.resumeAt()), 0, false)
+}
+
+// write writes src from byte done on, of which before bytes were written by the
+// same request and, if more is set, after which further ones will be. It returns
+// how much of src is written.
+func (w *Worker) write(id NodeID, off uint64, src []byte, flags WriteFlags, done int, before uint64, more bool) (int, error) {
 	w.lock(id.Ino())
 	defer w.unlock()
-	done, chunk := 0, writeChunk
+	chunk := writeChunk
 	for done < len(src) {
 		part := src[done:min(done+chunk, len(src))]
-		w.tx.more = done+len(part) < len(src)
-		w.tx.result = layout.RequestTuple{Ino: uint64(id), Result: uint64(done + len(part))}
+		w.tx.more = more || done+len(part) < len(src)
+		w.tx.result = layout.RequestTuple{Ino: uint64(id), Result: before + uint64(done+len(part))}
 		if err := w.writeChunk(id, off+uint64(done), part, flags); err != nil {
 			w.rollback()
 			if err == errNoSpace && len(part) > layout.BlockSize {
@@ -432,16 +439,20 @@ const copyLimit = 16 << 20
 // CopyFileRange copies inside the volume and returns how much it copied,
 // which may be less than asked.
 func (w *Worker) CopyFileRange(src NodeID, srcOff uint64, dst NodeID, dstOff, length uint64, flags WriteFlags) (uint64, error) {
-	if err := w.mayChange(); err != nil {
-		return 0, err
+	if done, err := w.start(opCopyRange); done {
+		return w.resumeAt(), err
 	}
 	length = min(length, copyLimit)
 	buf := make([]byte, min(length, writeChunk))
-	done := uint64(0)
+	done := w.resumeAt()
 	for done < length {
 		n, err := w.Read(src, srcOff+done, buf[:min(uint64(len(buf)), length-done)])
 		if err == nil && n > 0 {
-			n, err = w.Write(dst, dstOff+done, buf[:n], flags)
+			if dstOff+done > maxFileSize-uint64(n) {
+				err = errTooBig
+			} else {
+				n, err = w.write(dst, dstOff+done, buf[:n], flags, 0, done, done+uint64(n) < length)
+			}
 		}
 		if err != nil {
 			if done > 0 {

@@ -22,6 +22,16 @@ type Options struct {
 	ReadOnly bool
 	// Clock returns the time for timestamps; nil is the system's.
 	Clock func() Time
+	// Resume is the connection that this mount continues; 0 is none. Requests
+	// of it are answered from the journal if they were executed before (see
+	// Request.Resent and EndResume), and deleted files that were open are kept
+	// until ReleaseOrphan.
+	Resume uint64
+	// OnOrphan, when not nil, is told of a deleted file whose last reference
+	// may be gone: the counts of a resumed connection are not known, so the
+	// kernel is to be asked, and ReleaseOrphan called if it has none. It is
+	// called by Workers and must return at once, without calling the FS.
+	OnOrphan func(NodeID)
 }
 
 // FS is a mounted volume. Its methods are safe for concurrent use; the
@@ -52,12 +62,17 @@ type FS struct {
 	loadOnce    sync.Once
 	started     chan struct{} // closed when recovery is complete
 
-	slots    chan int
-	internal *Worker // for mount, unmount, growth; guarded by growMu
+	slots    chan int // first slots of the pairs that no Worker has
+	internal *Worker  // for mount, unmount, growth; guarded by growMu
 	readOnly atomic.Bool
 	wasClean bool // before this mount
-	stop     chan struct{}
-	bg       sync.WaitGroup
+
+	resumed    uint64                            // connection, or 0
+	answers    atomic.Pointer[map[uint64]Answer] // by unique; nil: none are expected
+	answerSlot int
+	onOrphan   func(NodeID)
+	stop       chan struct{}
+	bg         sync.WaitGroup
 
 	healthMu sync.Mutex
 	health   string
@@ -96,6 +111,7 @@ func Mount(space pmem.Space, opt Options) (*FS, error) {
 		fs.clock = systemClock
 	}
 	fs.readOnly.Store(opt.ReadOnly || space.ReadOnly() || sb.ROCompat&^uint64(layout.SupportedROCompat) != 0)
+	fs.resumed, fs.onOrphan = opt.Resume, opt.OnOrphan
 	if err := fs.guard("recovery", fs.start); err != nil {
 		close(fs.stop)
 		fs.bg.Wait()
@@ -122,10 +138,15 @@ func (fs *FS) start() error {
 		return err
 	}
 	fs.buildGroups()
-	for i := range int(sb.Slots) {
-		fs.slots <- i
+	for pair := 2; pair+1 < int(sb.Slots); pair += 2 {
+		fs.slots <- pair
 	}
-	slot := <-fs.slots
+	slot := 0
+	if fs.resumed != 0 {
+		if slot, err = fs.resume(); err != nil {
+			return err
+		}
+	}
 	fs.internal = fs.newWorker(slot, slot)
 	fs.bg.Add(1)
 	go fs.background() // what recovery allocates waits for the totals
@@ -186,7 +207,7 @@ func (fs *FS) background() {
 	case <-fs.stop:
 		return
 	}
-	if len(orphans) == 0 || fs.readOnly.Load() {
+	if len(orphans) == 0 || fs.readOnly.Load() || fs.resumed != 0 {
 		return
 	}
 	w, err := fs.NewWorker()

@@ -167,7 +167,10 @@ func (w *Worker) GetAttr(id NodeID, a *Attr) error {
 
 // SetAttr changes any set of attributes in one step and reports the result.
 func (w *Worker) SetAttr(id NodeID, s *SetAttr, a *Attr) error {
-	if err := w.mayChange(); err != nil {
+	if done, err := w.start(opSetAttr); done {
+		if err == nil {
+			err = w.GetAttr(id, a)
+		}
 		return err
 	}
 	w.lock(id.Ino())

@@ -93,6 +93,11 @@ type lookupPage struct {
 	counts [lookupPageLen]uint32
 }
 
+// lookupExact is a bit of a count that says that all lookups of the inode were
+// counted, since it was made after the mount. On a resumed connection others
+// may have been looked up before. A count that falls to zero loses the bit.
+const lookupExact = 1 << 31
+
 // init makes room for inode numbers up to max. While it is called again, to
 // grow, no count may change (growth holds all shards).
 func (t *lookupTable) init(max uint64) {
@@ -107,6 +112,7 @@ func (t *lookupTable) init(max uint64) {
 	t.pages.Store(&list)
 }
 
+// add adds n, to which lookupExact can be added for a new inode.
 func (t *lookupTable) add(ino uint64, n uint32) {
 	page := ino / lookupPageLen
 	mu := &t.shards[page%uint64(len(t.shards))]
@@ -124,33 +130,36 @@ func (t *lookupTable) add(ino uint64, n uint32) {
 	if *c == 0 {
 		p.live++
 	}
-	*c += n
+	*c = *c + n&^lookupExact | n&lookupExact
 }
 
 // sub takes n off the count, never below zero (a successor daemon may not
-// know of lookups that its predecessor answered), and returns what is left.
-func (t *lookupTable) sub(ino, n uint64) uint32 {
+// know of lookups that its predecessor answered), and returns what is left and
+// whether that is exact.
+func (t *lookupTable) sub(ino, n uint64) (left uint32, exact bool) {
 	page := ino / lookupPageLen
 	mu := &t.shards[page%uint64(len(t.shards))]
 	mu.Lock()
 	defer mu.Unlock()
 	list := *t.pages.Load()
 	if page >= uint64(len(list)) || list[page] == nil {
-		return 0
+		return 0, false
 	}
 	p := list[page]
 	c := &p.counts[ino%lookupPageLen]
 	if *c == 0 {
-		return 0
+		return 0, false
 	}
-	*c -= uint32(min(uint64(*c), n))
-	if *c == 0 {
+	left, exact = *c&^lookupExact, *c&lookupExact != 0
+	left -= uint32(min(uint64(left), n))
+	*c = left | *c&lookupExact
+	if left == 0 {
+		*c = 0
 		if p.live--; p.live == 0 {
 			mu.spare, list[page] = p, nil
 		}
-		return 0
 	}
-	return *c
+	return left, exact
 }
 
 func (t *lookupTable) count(ino uint64) uint32 {
@@ -162,7 +171,7 @@ func (t *lookupTable) count(ino uint64) uint32 {
 	if page >= uint64(len(list)) || list[page] == nil {
 		return 0
 	}
-	return list[page].counts[ino%lookupPageLen]
+	return list[page].counts[ino%lookupPageLen] &^ lookupExact
 }
 
 func (t *lookupTable) clear() {

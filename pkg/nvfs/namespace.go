@@ -136,23 +136,39 @@ func (w *Worker) Forget(id NodeID, n uint64) {
 }
 
 func (w *Worker) forget(ino, n uint64) {
-	if w.fs.lookups.sub(ino, n) > 0 {
+	left, exact := w.fs.lookups.sub(ino, n)
+	if left > 0 {
 		return
 	}
 	w.rlock(ino)
 	node, err := w.fs.inode(ino)
 	orphan := err == nil && node.Mode() != 0 && node.Nlink() == 0
-	w.unlock()
+	var id NodeID
 	if orphan {
-		w.releaseOrphan(ino)
+		id = makeNodeID(ino, node.Generation())
 	}
+	w.unlock()
+	switch {
+	case !orphan:
+	case exact || w.fs.resumed == 0:
+		w.releaseOrphan(ino)
+	case w.fs.onOrphan != nil:
+		w.fs.onOrphan(id)
+	}
+}
+
+// unused reports whether an inode whose last name goes can be released at once.
+// On a resumed connection the kernel may refer to it although no lookup was
+// counted; it will forget it.
+func (w *Worker) unused(ino uint64) bool {
+	return w.fs.resumed == 0 && w.fs.lookups.count(ino) == 0
 }
 
 // Mknod makes a file of any type but directory and symlink.
 func (w *Worker) Mknod(parent NodeID, name []byte, c *CreateArgs, a *Attr) error {
 	switch c.Mode & unix.S_IFMT {
 	case unix.S_IFREG, unix.S_IFIFO, unix.S_IFSOCK, unix.S_IFCHR, unix.S_IFBLK:
-		return w.create(parent, name, nil, c, a)
+		return w.create(opMknod, parent, name, nil, c, a)
 	}
 	return errInvalid
 }
@@ -161,7 +177,7 @@ func (w *Worker) Mknod(parent NodeID, name []byte, c *CreateArgs, a *Attr) error
 func (w *Worker) Mkdir(parent NodeID, name []byte, c *CreateArgs, a *Attr) error {
 	d := *c
 	d.Mode = c.Mode&^uint32(unix.S_IFMT) | unix.S_IFDIR
-	return w.create(parent, name, nil, &d, a)
+	return w.create(opMkdir, parent, name, nil, &d, a)
 }
 
 // Symlink makes a symbolic link.
@@ -169,11 +185,11 @@ func (w *Worker) Symlink(parent NodeID, name, target []byte, c *CreateArgs, a *A
 	if len(target) == 0 || len(target) >= layout.BlockSize {
 		return errNameTooLong
 	}
-	return w.create(parent, name, target, &CreateArgs{Mode: unix.S_IFLNK | 0777}, a)
+	return w.create(opSymlink, parent, name, target, &CreateArgs{Mode: unix.S_IFLNK | 0777}, a)
 }
 
-func (w *Worker) create(parent NodeID, name, target []byte, c *CreateArgs, a *Attr) error {
-	if err := w.mayChange(); err != nil {
+func (w *Worker) create(op uint32, parent NodeID, name, target []byte, c *CreateArgs, a *Attr) error {
+	if done, err := w.startEntry(op, a); done {
 		return err
 	}
 	if err := checkName(name); err != nil {
@@ -193,12 +209,15 @@ func (w *Worker) create(parent NodeID, name, target []byte, c *CreateArgs, a *At
 }
 
 // created reports a new inode and counts the lookup of the reply.
-func (w *Worker) created(ino uint64, a *Attr) error {
+func (w *Worker) created(ino uint64, a *Attr) error { return w.linked(ino, 1|lookupExact, a) }
+
+// linked reports an inode and adds to its count of lookups.
+func (w *Worker) linked(ino uint64, lookups uint32, a *Attr) error {
 	n, err := w.fs.inode(ino)
 	if err != nil {
 		return err
 	}
-	w.fs.lookups.add(ino, 1)
+	w.fs.lookups.add(ino, lookups)
 	fillAttr(ino, n, a)
 	return nil
 }
@@ -251,7 +270,7 @@ func (w *Worker) inherit(parent uint64, p, n layout.Inode, c *CreateArgs) error 
 // Tmpfile makes a file without a name, to be linked or to go with its last
 // user.
 func (w *Worker) Tmpfile(parent NodeID, c *CreateArgs, a *Attr) error {
-	if err := w.mayChange(); err != nil {
+	if done, err := w.startEntry(opTmpfile, a); done {
 		return err
 	}
 	if c.Mode&unix.S_IFMT != unix.S_IFREG {
@@ -296,7 +315,7 @@ func (w *Worker) Readlink(id NodeID, dst []byte) (int, error) {
 
 // Link gives an inode a further name.
 func (w *Worker) Link(id, parent NodeID, name []byte, a *Attr) error {
-	if err := w.mayChange(); err != nil {
+	if done, err := w.startEntry(opLink, a); done {
 		return err
 	}
 	if err := checkName(name); err != nil {
@@ -308,7 +327,7 @@ func (w *Worker) Link(id, parent NodeID, name []byte, a *Attr) error {
 		w.rollback()
 		return err
 	}
-	return w.created(id.Ino(), a)
+	return w.linked(id.Ino(), 1, a)
 }
 
 func (w *Worker) linkLocked(id, parent NodeID, name []byte) error {
@@ -346,7 +365,11 @@ func (w *Worker) Unlink(parent NodeID, name []byte) error { return w.remove(pare
 func (w *Worker) Rmdir(parent NodeID, name []byte) error { return w.remove(parent, name, true) }
 
 func (w *Worker) remove(parent NodeID, name []byte, dir bool) error {
-	if err := w.mayChange(); err != nil {
+	op := uint32(opUnlink)
+	if dir {
+		op = opRmdir
+	}
+	if done, err := w.start(op); done {
 		return err
 	}
 	if err := checkName(name); err != nil {
@@ -406,7 +429,7 @@ func (w *Worker) removeName(parent NodeID, name []byte, ino uint64, dir bool) (a
 	w.modified(p)
 	w.dropLink(ino, n)
 	w.tx.result = layout.RequestTuple{Ino: uint64(makeNodeID(ino, n.Generation()))}
-	free = n.Nlink() == 0 && w.fs.lookups.count(ino) == 0
+	free = n.Nlink() == 0 && w.unused(ino)
 	return false, free, w.commit()
 }
 
@@ -459,11 +482,7 @@ func (w *Worker) releaseOrphan(ino uint64) {
 	defer w.unlock()
 	req := w.req
 	w.req = Request{} // whose record has been made
-	w.swapSlots()
-	defer func() {
-		w.swapSlots()
-		w.req = req
-	}()
+	defer func() { w.req = req }()
 	for {
 		n, err := w.fs.inode(ino)
 		if err != nil || n.Mode() == 0 || n.Nlink() != 0 || w.fs.lookups.count(ino) != 0 {

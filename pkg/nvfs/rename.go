@@ -20,7 +20,7 @@ func (r *renameArgs) exchange() bool { return r.flags&RenameExchange != 0 }
 
 // Rename moves a name, with the flags of renameat2(2).
 func (w *Worker) Rename(fromDir NodeID, fromName []byte, toDir NodeID, toName []byte, flags uint32) error {
-	if err := w.mayChange(); err != nil {
+	if done, err := w.start(opRename); done {
 		return err
 	}
 	switch flags {
@@ -175,7 +175,7 @@ func (w *Worker) renameLocked(r *renameArgs) (again, free bool, err error) {
 		w.modified(to)
 	}
 	w.touch(src)
-	free = dst != nil && dst.Nlink() == 0 && w.fs.lookups.count(r.dst) == 0
+	free = dst != nil && dst.Nlink() == 0 && w.unused(r.dst)
 	w.tx.result = layout.RequestTuple{Ino: uint64(makeNodeID(r.src, src.Generation()))}
 	return false, free, w.commit()
 }

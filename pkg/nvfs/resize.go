@@ -45,6 +45,8 @@ func (w *Worker) chain(id NodeID, in intent, done bool, step func(n layout.Inode
 		if err != nil {
 			w.rollback()
 			w.setIntent(layout.IntentNone, 0, 0, 0, 0)
+			w.tx.result = result
+			w.tx.result.Errno = uint32(Errno(err))
 			if cerr := w.commit(); cerr != nil {
 				err = w.fs.damaged(true, "an operation could be neither completed nor withdrawn: %v", cerr)
 			}
@@ -118,7 +120,7 @@ func (w *Worker) truncateStep(ino uint64, n layout.Inode, start uint64) (bool, e
 // fallocate(2), of which the kernel's FUSE passes on these: 0, KEEP_SIZE,
 // PUNCH_HOLE|KEEP_SIZE, ZERO_RANGE and ZERO_RANGE|KEEP_SIZE.
 func (w *Worker) Fallocate(id NodeID, mode uint32, off, length uint64) error {
-	if err := w.mayChange(); err != nil {
+	if done, err := w.start(opFallocate); done {
 		return err
 	}
 	if length == 0 {

@@ -258,9 +258,11 @@ func (w *Worker) reset() {
 		adopted: t.adopted[:0], groups: t.groups[:0]}
 }
 
-// setIntent stages the intent of the worker's slot.
+// setIntent stages the intent of the worker, which stands in the first slot of
+// its pair.
 func (w *Worker) setIntent(kind uint32, node NodeID, start, end, aux uint64) {
-	t := layout.Intent(w.stage(w.off+layout.RecIntent, layout.IntentSize, layout.IntentLocation+uint64(w.slot), sealWhole))
+	off := layout.SlotOffset(w.pair) + layout.RecIntent
+	t := layout.Intent(w.stage(off, layout.IntentSize, layout.IntentLocation+uint64(w.pair), sealWhole))
 	t.Set(kind, uint64(node), start, end, aux)
 	w.tx.more = kind != layout.IntentNone
 }
@@ -483,9 +485,11 @@ func (w *Worker) buildRecord() int {
 	r.Init()
 	r.SetLength(uint32(pos - layout.PayloadStart))
 	r.SetPatches(patches)
-	req := t.result
-	req.Conn, req.Unique, req.More = w.req.Conn, w.req.Unique, t.more
-	r.SetRequest(req)
+	if w.req.Conn != 0 {
+		req := t.result
+		req.Conn, req.Unique, req.Op, req.More = w.req.Conn, w.req.Unique, w.op, t.more
+		r.SetRequest(req)
+	}
 	return pos - layout.PayloadStart
 }
 
@@ -528,6 +532,8 @@ func (w *Worker) diff(s *staged, pos int) (int, uint32) {
 
 // log stores the record; when it returns nil the transaction has happened.
 func (w *Worker) log(n int) error {
+	w.spareSlot()
+	w.answering = w.req.Conn != 0
 	r := layout.Record(w.rec)
 	r.SetSeq(w.fs.seq.Add(1))
 	r.SealRecord(w.fs.seed)

@@ -74,12 +74,18 @@ type SetAttr struct {
 }
 
 // Request identifies a mutating request, so that a resent one is answered
-// from the record of its first execution. Unique has bit 63 cleared.
+// from the record of its first execution. Unique has bit 63 cleared. A Request
+// with Conn 0 is never sent again.
 type Request struct {
 	Conn   uint64
 	Unique uint64
 	UID    uint32
 	GID    uint32
+	// Resent says that the kernel sends the request again, since a server before
+	// this one did not answer it (bit 63 of its unique is set). If that server
+	// executed it, the operation does nothing and reports what it did then; if
+	// it was interrupted in the middle, the operation is completed.
+	Resent bool
 }
 
 // CreateArgs are the attributes of a new inode. The umask is applied unless

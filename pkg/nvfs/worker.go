@@ -45,21 +45,26 @@ func Errno(err error) syscall.Errno {
 	return syscall.EIO
 }
 
-// Worker executes operations. It owns two journal slots, so workers do not wait
-// for each other there. A Worker is used by one goroutine at a time.
+// Worker executes operations. It owns a pair of journal slots, so workers do
+// not wait for each other there. A Worker is used by one goroutine at a time.
 //
 // Each operation stands between Begin and End. End is called once the reply
-// has been given away: until then the slot's record still tells a successor
-// how the request was answered.
+// has been given to the kernel, and Begin not before: it is the sign that the
+// record which says how the last request was answered may be overwritten.
 type Worker struct {
 	fs   *FS
 	p    pmem.Persister
-	slot int
+	slot int    // that the next record goes to
 	off  uint64 // of the slot
 
-	second int // slot of the records that release deleted files
-	req    Request
-	now    Time
+	second    int  // the other slot of the pair
+	pair      int  // the pair's first slot, which has its intents
+	answering bool // slot has a record of the present request
+	req       Request
+	op        uint32 // of the present request
+	now       Time
+	found     bool   // the present request is one that was executed before
+	answer    Answer // if found: how
 
 	tx         tx
 	held       heldLocks
@@ -80,62 +85,60 @@ type Worker struct {
 // NewWorker returns a Worker, or ErrNoSlot when there are not two journal slots
 // left for it.
 func (fs *FS) NewWorker() (*Worker, error) {
-	slot, ok := fs.takeSlot()
-	if !ok {
+	select {
+	case pair := <-fs.slots:
+		return fs.newWorker(pair, pair+1), nil
+	default:
 		return nil, ErrNoSlot
 	}
-	second, ok := fs.takeSlot()
-	if !ok {
-		fs.slots <- slot
-		return nil, ErrNoSlot
-	}
-	return fs.newWorker(slot, second), nil
 }
 
-// newWorker returns a Worker on these slots, which may be one for a worker
-// whose requests nobody sends again.
+// newWorker returns a Worker on these slots, which are the same for the worker
+// of the mount, whose requests nobody sends again.
 func (fs *FS) newWorker(slot, second int) *Worker {
-	w := &Worker{fs: fs, p: fs.space.NewPersister(), slot: slot, second: second, off: layout.SlotOffset(slot),
+	w := &Worker{fs: fs, p: fs.space.NewPersister(), slot: slot, second: second, pair: slot &^ 1, off: layout.SlotOffset(slot),
 		rec: make([]byte, layout.SlotSize)}
-	w.blockGroup = uint64(slot/2) % fs.groups.Load().size()
+	w.blockGroup = uint64((slot-1)/2) % fs.groups.Load().size()
 	w.inodeGroup = w.blockGroup
 	w.tx.w = w
 	return w
 }
 
-func (fs *FS) takeSlot() (int, bool) {
-	select {
-	case slot := <-fs.slots:
-		return slot, true
-	default:
-		return 0, false
+// spareSlot makes the next record go to the slot that holds no record of the
+// present request. The last of these has to outlive whatever follows it until
+// the reply is given: it alone says how the request was answered.
+func (w *Worker) spareSlot() {
+	if !w.answering {
+		return
 	}
-}
-
-// swapSlots lets records go to the other slot until it is called again: what
-// follows a request's record must not overwrite it before the reply was given.
-func (w *Worker) swapSlots() {
 	w.slot, w.second = w.second, w.slot
 	w.off = layout.SlotOffset(w.slot)
+	w.answering = false
 }
 
 // Close gives the journal slots back.
 func (w *Worker) Close() {
-	w.fs.slots <- w.slot
-	if w.second != w.slot {
-		w.fs.slots <- w.second
-	}
+	w.fs.slots <- w.pair
 	w.fs = nil
 }
 
-// Begin starts an operation.
+// Begin starts an operation. The reply to the one before has been given to the
+// kernel.
 func (w *Worker) Begin(r *Request) {
 	w.req = *r
 	w.stripped = false
+	w.answering = false
+	w.found = false
+	if r.Resent {
+		w.answer, w.found = w.fs.Answer(r.Conn, r.Unique)
+	}
 }
 
-// End ends it.
-func (w *Worker) End() { w.req = Request{} }
+// End ends it, once its reply has been given to the kernel.
+func (w *Worker) End() {
+	w.req = Request{}
+	w.found = false
+}
 
 // Stripped reports whether the last operation took set-ID bits or
 // security.capability off a file, which makes cached attributes stale.
@@ -160,7 +163,23 @@ func (w *Worker) Abort() {
 	}
 }
 
-// mayChange is the first check of every changing operation.
+// start is the first step of every changing operation. When done is true the
+// operation is over, with that result: it was executed before, or must not be.
+func (w *Worker) start(op uint32) (done bool, err error) {
+	w.op = op
+	if w.found {
+		if done, err := w.answered(op); done {
+			return true, err
+		}
+	}
+	if err := w.mayChange(); err != nil {
+		return true, err
+	}
+	return false, nil
+}
+
+// mayChange fails while nothing may be changed, and sets the time of the
+// change.
 func (w *Worker) mayChange() error {
 	if w.fs.readOnly.Load() {
 		return errReadOnly

@@ -132,19 +132,19 @@ func (w *Worker) SetXattr(id NodeID, name, value []byte, flags uint32) error {
 	case !knownNamespace(name):
 		return errNotSup
 	}
-	return w.changeXattr(id, func(n layout.Inode) error { return w.setXattr(id, n, name, value, flags) })
+	return w.changeXattr(opSetXattr, id, func(n layout.Inode) error { return w.setXattr(id, n, name, value, flags) })
 }
 
 // RemoveXattr removes an attribute.
 func (w *Worker) RemoveXattr(id NodeID, name []byte) error {
-	return w.changeXattr(id, func(n layout.Inode) error {
+	return w.changeXattr(opRemoveXattr, id, func(n layout.Inode) error {
 		return w.replaceXattr(id.Ino(), n, name, nil, XattrReplace)
 	})
 }
 
 // changeXattr runs change on the staged inode under its lock and commits.
-func (w *Worker) changeXattr(id NodeID, change func(n layout.Inode) error) error {
-	if err := w.mayChange(); err != nil {
+func (w *Worker) changeXattr(op uint32, id NodeID, change func(n layout.Inode) error) error {
+	if done, err := w.start(op); done {
 		return err
 	}
 	w.lock(id.Ino())

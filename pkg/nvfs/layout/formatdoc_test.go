@@ -421,9 +421,9 @@ func TestFormatDocRequestTuple(t *testing.T) {
 	doc := docStructs(t)["Record"]
 	r := make(Record, PayloadStart)
 	r.Init()
-	want := RequestTuple{Conn: 1, Unique: 2, Ino: 3, Result: 4, Op: 5, More: true}
+	want := RequestTuple{Conn: 1, Unique: 2, Ino: 3, Result: 4, Op: 5, Errno: 6, More: true}
 	r.SetRequest(want)
-	for name, v := range map[string]uint64{"Magic": RecordMagic, "Conn": 1, "Unique": 2, "Node": 3, "Result": 4, "Op": 5, "More": 1} {
+	for name, v := range map[string]uint64{"Magic": RecordMagic, "Conn": 1, "Unique": 2, "Node": 3, "Result": 4, "Op": 5, "Errno": 6, "More": 1} {
 		checkNumber(t, "Record", r, doc.field(t, name), v)
 	}
 	checkNotDocumented(t, r, doc)
@@ -432,6 +432,36 @@ func TestFormatDocRequestTuple(t *testing.T) {
 	}
 	if got := r.Request(); got != want {
 		t.Errorf("request tuple reads back as %+v", got)
+	}
+}
+
+func TestFormatDocAnswer(t *testing.T) {
+	doc := docStructs(t)["Answer"]
+	if doc.size != AnswerSize {
+		t.Errorf("an answer of %d bytes is documented, of %d in code", doc.size, AnswerSize)
+	}
+	r := Record(filled(SlotSize, 0xff))
+	r.InitAnswers(2)
+	r.SetSeq(9)
+	want := Answer{Seq: 7}
+	want.Unique, want.Ino, want.Result, want.Op, want.Errno, want.More = 2, 3, 4, 5, 6, true
+	r.SetAnswer(0, Answer{})
+	r.SetAnswer(1, want)
+	row := r[PayloadStart+AnswerSize:]
+	for name, v := range map[string]uint64{"Unique": 2, "Node": 3, "Result": 4, "Op": 5, "Errno": 6, "More": 1, "Seq": 7} {
+		checkNumber(t, "Answer", row, doc.field(t, name), v)
+	}
+	checkNotDocumented(t, row, doc)
+	if got := r.Answer(1); got != want {
+		t.Errorf("an answer reads back as %+v", got)
+	}
+	r.SealRecord(1)
+	if !r.HoldsAnswers(1) || r.Valid(1) || r.HoldsAnswers(2) {
+		t.Error("an answer table must verify with its own seed, and be no record")
+	}
+	row[0]++
+	if r.HoldsAnswers(1) {
+		t.Error("a damaged answer table verifies")
 	}
 }
 

@@ -42,14 +42,15 @@ type RequestTuple struct {
 	Ino    uint64 // NodeID of the object made or changed
 	Result uint64 // bytes written; 0 for most
 	Op     uint32
-	More   bool // further records of the same request follow
+	Errno  uint32 // not 0: the operation failed after a part of it was done
+	More   bool   // further records of the same request follow
 }
 
 // Request decodes the tuple.
 func (r Record) Request() RequestTuple {
 	p := r[RecRequest:]
 	return RequestTuple{Conn: le64(p, 0), Unique: le64(p, 8), Ino: le64(p, 16), Result: le64(p, 24),
-		Op: le32(p, 32), More: p[36] != 0}
+		Op: le32(p, 32), More: p[36] != 0, Errno: le32(p, 40)}
 }
 
 // SetRequest encodes the tuple.
@@ -64,6 +65,7 @@ func (r Record) SetRequest(t RequestTuple) {
 	if t.More {
 		p[36] = 1
 	}
+	put32(p, 40, t.Errno)
 }
 
 func (r Record) sum(seed uint32) uint32 {
