@@ -11,23 +11,30 @@ import (
 
 const rootIno = 1
 
-// checkDirectory walks a directory and counts its names.
-func (w *worker) checkDirectory(n layout.Inode) {
+// walkDirectory walks a directory and counts its names, and reports whether
+// it could begin to.
+func (w *worker) walkDirectory(n layout.Inode) bool {
 	if n.Format() != layout.FormatDir {
 		w.broken(InodeFormat, 0, "a directory has format %d", n.Format())
-		return
+		return false
 	}
 	if n.BodyRoom() < 8 {
 		w.broken(InodeFormat, 0, "%d bytes of inline attributes leave no room for the root pointer", n.XattrInline())
-		return
+		return false
 	}
 	if root := n.DirRoot(); root != 0 {
 		w.walkDirBlock(root, dirPlace{run: 1})
 	}
+	return true
+}
+
+// finishDirectory compares what was found in a directory with its counts.
+func (w *worker) finishDirectory(n layout.Inode) {
 	w.sum.Names += w.at.names
 	if w.at.broken {
 		return
 	}
+	w.checkOwned(n)
 	if n.Entries() != w.at.names {
 		w.problem(DirCount, "it has %d names, its count says %d", w.at.names, n.Entries())
 	}
@@ -53,7 +60,7 @@ type dirPlace struct {
 // walkDirBlock walks the leaf or index block in block. The recursion is at
 // most layout.MaxDirLevel+1 deep.
 func (w *worker) walkDirBlock(block uint64, at dirPlace) {
-	if w.cancelled() || !w.claim(w.at.ino, block, 1, "a directory block") {
+	if w.cancelled() || !w.claimDirBlock(block) {
 		return
 	}
 	n := layout.Node(w.block(block))
@@ -70,6 +77,19 @@ func (w *worker) walkDirBlock(block uint64, at dirPlace) {
 	}
 }
 
+// claimDirBlock claims a block of the directory at work on and reports whether
+// it is to be walked: once. One that a file has claimed too is walked when it
+// is sound, lest all its names count as lost.
+func (w *worker) claimDirBlock(block uint64) bool {
+	free := w.claim(w.at.ino, block, 1, "a directory block")
+	g := w.groupOf(block)
+	if g == nil || block < g.start+uint64(g.meta) || !takeBit(&g.walked, uint32(block-g.start), layout.BitmapBits) {
+		return false
+	}
+	n := layout.Node(w.block(block))
+	return free || n.Owner() == w.at.ino && layout.Verify(w.seed, block, n.Covered())
+}
+
 // bitsAbove is the number of key bits that the index blocks above select.
 func (p dirPlace) bitsAbove() int { return layout.DirFanoutBits * p.level }
 
@@ -81,19 +101,31 @@ func (w *worker) walkIndex(block uint64, n layout.Node, at dirPlace) {
 	}
 	prefix, used := n.Prefix(), 0
 	for i := 0; i < layout.DirFanout; {
-		child, run := n.Slot(i), 1
-		for i+run < layout.DirFanout && n.Slot(i+run) == child {
-			run++
-		}
-		if child != 0 {
-			used += run
-			w.walkDirBlock(child, dirPlace{level: at.level + 1, prefix: prefix, slot: i, run: run})
-		}
+		child, run := n.Slot(i), slotRun(n, i)
 		i += run
+		if child == 0 {
+			continue
+		}
+		used += run
+		below := dirPlace{level: at.level + 1, prefix: prefix, slot: i - run, run: run}
+		if w.split != nil {
+			w.later = append(w.later, subtree{dir: w.split, block: child, at: below})
+		} else {
+			w.walkDirBlock(child, below)
+		}
 	}
 	if int(n.Count()) != used {
 		w.problem(DirTree, "index block %d has %d used slots, its count says %d", block, used, n.Count())
 	}
+}
+
+// slotRun is the number of neighbouring slots from i on that are the same.
+func slotRun(n layout.Node, i int) int {
+	run := 1
+	for i+run < layout.DirFanout && n.Slot(i+run) == n.Slot(i) {
+		run++
+	}
+	return run
 }
 
 // prefixOf is the first n key bits of what the place leads to; n is at least
@@ -226,13 +258,19 @@ func (w *worker) checkDuplicate(block uint64, e, o layout.DirEntry) {
 
 // checkTarget counts the name for the inode that it refers to.
 func (w *worker) checkTarget(block uint64, e layout.DirEntry) {
-	ino := e.Ino()
+	ino, typ := e.Ino(), uint32(e.Type())
 	perGroup := uint64(w.sb.InodesPerGroup)
 	g := w.groupAt((ino - 1) / perGroup)
 	index := uint32((ino - 1) % perGroup)
+	if g != nil && index < g.inodes {
+		if kind := uint32(g.kind(index)); kind != 0 && kind == typ && kind<<12 != unix.S_IFDIR {
+			w.countName(g, index, ino)
+			return
+		}
+	}
 	if g == nil || index >= g.inodes || !g.inUse(w.volume, index) {
 		w.entryProblem(DirDangling, block, e, "it refers to inode %d, which is not in use", ino)
-		if uint32(e.Type())<<12 == unix.S_IFDIR {
+		if typ<<12 == unix.S_IFDIR {
 			w.at.subdirs++
 		}
 		return
@@ -240,8 +278,8 @@ func (w *worker) checkTarget(block uint64, e layout.DirEntry) {
 	w.countName(g, index, ino)
 	n := w.inodeIn(g, index)
 	mode := n.Mode()
-	if uint32(e.Type()) != mode>>12 {
-		w.entryProblem(DirType, block, e, "its type is %d, but inode %d has mode %#o", e.Type(), ino, mode)
+	if typ != mode>>12 {
+		w.entryProblem(DirType, block, e, "its type is %d, but inode %d has mode %#o", typ, ino, mode)
 	}
 	if mode&unix.S_IFMT != unix.S_IFDIR {
 		return

@@ -42,13 +42,7 @@ func (w *worker) faulted(f *fault) error {
 	if !ok {
 		return &internalError{f}
 	}
-	p := Problem{Code: Unreadable}
-	if w.group != nil {
-		p.Group = w.group.num
-		if w.next < w.group.inodes {
-			p.Ino = w.ino(w.group, w.next)
-		}
-	}
+	p := Problem{Code: Unreadable, Group: w.groupNum(), Ino: w.at.ino}
 	where := "a place outside of the volume"
 	if w.volume != nil {
 		if off, ok := w.offsetOf(e.Addr()); ok {
@@ -57,7 +51,7 @@ func (w *worker) faulted(f *fault) error {
 		}
 	}
 	w.found.add(p, "the medium cannot be read at %s: %v", where, e)
-	if w.group == nil {
+	if w.part.to == 0 { // no part of a pass: there is nothing to go on with
 		return errEnough
 	}
 	return nil

@@ -19,7 +19,10 @@ type group struct {
 
 	// Made when the first block or inode of the group is referred to.
 	claimed   atomic.Pointer[[bitmapWords]uint64] // blocks that something refers to
+	walked    atomic.Pointer[[]uint64]            // directory blocks that were looked at
 	names     atomic.Pointer[[]uint32]            // names of each inode: four counts a word
+	kinds     atomic.Pointer[[]uint8]             // of each inode: see note
+	expected  atomic.Pointer[[]uint8]             // of each inode: see expectNames
 	connected atomic.Pointer[[]uint64]            // directories that the root leads to
 	lost      atomic.Pointer[[]uint64]            // directories that it does not
 
@@ -61,7 +64,8 @@ func lazily[T any](p *atomic.Pointer[[]T], n uint32) []T {
 }
 
 // checkBitmaps is the first pass: the descriptor and the bitmaps of a group.
-func (w *worker) checkBitmaps(g *group) {
+func (w *worker) checkBitmaps() {
+	g := w.group
 	w.next = g.inodes // nothing to go on with behind a fault
 	w.checkDescriptor(g)
 	for which := layout.GroupBlockBitmap; which <= layout.GroupOrphans; which++ {
@@ -140,7 +144,7 @@ func (w *worker) checkTail(g *group, which int) {
 func (w *worker) claim(ino, start, n uint64, what string) bool {
 	g := w.groupOf(start)
 	if g == nil || start < g.start+uint64(g.meta) || n > uint64(g.blocks) || start+n > g.start+uint64(g.blocks) {
-		w.found.add(Problem{Code: BlockRange, Group: w.group.num, Ino: ino, Block: start}, "%s at blocks %d+%d is not within the data blocks of a group", what, start, n)
+		w.found.add(Problem{Code: BlockRange, Group: w.groupNum(), Ino: ino, Block: start}, "%s at blocks %d+%d is not within the data blocks of a group", what, start, n)
 		w.at.broken = true
 		return false
 	}
@@ -168,13 +172,13 @@ func layoutClaim(g *group, bit, n uint32) bool {
 	return free
 }
 
-// compare is the third pass: what was found against what the group's
-// bitmaps and inodes say.
-func (w *worker) compare(g *group) {
+// compare is the last pass: what was found against what the group's bitmaps
+// and inodes say.
+func (w *worker) compare() {
 	if w.next == 0 {
-		w.compareBlocks(g)
+		w.compareBlocks(w.group)
 	}
-	w.compareInodes(g)
+	w.compareInodes(w.group)
 }
 
 func (w *worker) compareBlocks(g *group) {

@@ -25,32 +25,44 @@ type inodeWalk struct {
 	last    uint64
 }
 
-// checkInodes is the second pass: the inodes in use of a group, and all that
-// they refer to.
-func (w *worker) checkInodes(g *group) {
-	for w.next < g.inodes && !w.cancelled() {
-		rest := g.word(w.volume, layout.GroupInodeBitmap, int(w.next/64)) >> (w.next % 64)
-		if rest == 0 {
-			w.next = (w.next | 63) + 1
-			continue
+// eachInode visits the inodes in use of g with an index in [from, to), in
+// order, until visit returns false.
+func (v *volume) eachInode(g *group, from, to uint32, visit func(index uint32, n layout.Inode) bool) {
+	table := g.start + layout.GroupInodeTable
+	var block []byte
+	last := uint32(1<<32 - 1)
+	for i := int(from / 64); uint32(i)*64 < to; i++ {
+		word := g.word(v, layout.GroupInodeBitmap, i) & wordMask(i, to) &^ wordMask(i, from)
+		for ; word != 0; word &= word - 1 {
+			index := uint32(i*64 + bits.TrailingZeros64(word))
+			if k := index / layout.InodesPerBlock; k != last {
+				block, last = v.block(table+uint64(k)), k
+			}
+			off := index % layout.InodesPerBlock * layout.InodeSize
+			if !visit(index, layout.Inode(block[off:off+layout.InodeSize:off+layout.InodeSize])) {
+				return
+			}
 		}
-		w.next += uint32(bits.TrailingZeros64(rest))
-		if w.next >= g.inodes {
-			break
-		}
-		w.checkInode(g, w.next)
-		w.next++
 	}
-	w.checkOrphanBits(g)
+}
+
+// checkInodes is the second pass: the inodes in use, and all that they refer
+// to but directories.
+func (w *worker) checkInodes() {
+	g := w.group
+	w.eachInode(g, w.next, w.part.to, func(index uint32, n layout.Inode) bool {
+		w.next = index
+		w.checkInode(g, index, n)
+		return !w.cancelled()
+	})
+	w.next = w.part.to
+	w.checkOrphanBits(g, w.part)
 }
 
 // checkOrphanBits looks for orphans that are not in use at all.
-func (w *worker) checkOrphanBits(g *group) {
-	for i := range bitmapWords {
-		valid := wordMask(i, g.inodes)
-		if valid == 0 {
-			return
-		}
+func (w *worker) checkOrphanBits(g *group, p part) {
+	for i := int(p.from / 64); uint32(i)*64 < p.to; i++ {
+		valid := wordMask(i, p.to)
 		if g.wordBad(layout.GroupOrphans, i) || g.wordBad(layout.GroupInodeBitmap, i) {
 			continue
 		}
@@ -73,15 +85,16 @@ func (w *worker) broken(code Code, block uint64, format string, args ...any) {
 	w.found.add(Problem{Code: code, Group: w.group.num, Ino: w.at.ino, Block: block}, format, args...)
 }
 
-func (w *worker) checkInode(g *group, index uint32) {
-	n := w.inodeIn(g, index)
+func (w *worker) checkInode(g *group, index uint32, n layout.Inode) {
 	ino := w.ino(g, index)
 	w.at = inodeWalk{ino: ino}
 	w.sum.Inodes++
+	g.note(index, n)
 	if !layout.Verify(w.seed, ino, n) {
 		w.problem(InodeChecksum, "its checksum is wrong")
 		return
 	}
+	g.expectNames(index, n)
 	w.checkTimes(n)
 	w.checkOrphan(g, index, n)
 	if ino == rootIno {
@@ -97,7 +110,9 @@ func (w *worker) checkInode(g *group, index uint32) {
 	switch n.Mode() & unix.S_IFMT {
 	case unix.S_IFDIR:
 		w.sum.Directories++
-		w.checkDirectory(n)
+		w.checkXattrs(n)
+		w.dirsFound = append(w.dirsFound, directory{g, index, w.sums()})
+		return
 	case unix.S_IFREG:
 		w.checkFile(n)
 	case unix.S_IFLNK:
@@ -112,6 +127,10 @@ func (w *worker) checkInode(g *group, index uint32) {
 		return
 	}
 	w.checkXattrs(n)
+	w.checkOwned(n)
+}
+
+func (w *worker) checkOwned(n layout.Inode) {
 	if !w.at.broken && n.Blocks() != w.at.owned {
 		w.problem(InodeBlocks, "it owns %d blocks, its count says %d", w.at.owned, n.Blocks())
 	}

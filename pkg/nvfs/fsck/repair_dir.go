@@ -84,10 +84,7 @@ func (r *repairer) walkSlots(ino uint64, n layout.Node, at dirPlace, t *dirTree,
 	}
 	used := 0
 	for i := 0; i < layout.DirFanout; {
-		child, run := n.Slot(i), 1
-		for i+run < layout.DirFanout && n.Slot(i+run) == child {
-			run++
-		}
+		child, run := n.Slot(i), slotRun(n, i)
 		if child != 0 {
 			used += run
 			r.walkBlock(ino, child, dirPlace{level: at.level + 1, prefix: n.Prefix(), slot: i, run: run}, t, claim)

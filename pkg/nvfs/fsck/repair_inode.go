@@ -1,8 +1,6 @@
 package fsck
 
 import (
-	"math/bits"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
@@ -12,16 +10,13 @@ import (
 func (r *repairer) eachInode(visit func(g *group, index uint32, n layout.Inode)) {
 	for k := range r.groups {
 		g := &r.groups[k]
-		for i := range bitmapWords {
-			word := g.word(r.volume, layout.GroupInodeBitmap, i) & wordMask(i, g.inodes)
-			for ; word != 0; word &= word - 1 {
-				if r.halted() {
-					return
-				}
-				index := uint32(i*64 + bits.TrailingZeros64(word))
-				visit(g, index, r.inodeIn(g, index))
+		r.volume.eachInode(g, 0, g.inodes, func(index uint32, n layout.Inode) bool {
+			if r.halted() {
+				return false
 			}
-		}
+			visit(g, index, n)
+			return true
+		})
 	}
 }
 

@@ -189,7 +189,7 @@ var damages = []damage{
 		e.Physical, e.Len = p.dir.root, 1
 		layout.PutExtent(n.Body(), 1, e)
 		p.sealInode(p.big.ino)
-	}, more: []Code{BlockLeaked}},
+	}, more: []Code{BlockLeaked, InodeBlocks}},
 	{name: "extent in metadata", code: BlockRange, more: []Code{BlockLeaked}, before: func(p *populated) { p.big.extents[1].Physical = layout.GroupStart(0) + 2 }},
 	{name: "extent in the journal", code: BlockRange, more: []Code{BlockLeaked}, before: func(p *populated) { p.big.extents[1].Physical = 600 }},
 	{name: "extent across groups", code: BlockRange, more: []Code{BlockLeaked}, before: func(p *populated) { p.big.extents[1].Physical = layout.GroupStart(1) - 5 }},
