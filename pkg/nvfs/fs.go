@@ -98,9 +98,6 @@ func systemClock() Time {
 // does not own space: the caller closes it after Unmount.
 func Mount(space pmem.Space, opt Options) (*FS, error) {
 	mem := space.Bytes()
-	if space.Size() < layout.MinBlocks*layout.BlockSize {
-		return nil, fmt.Errorf("%w: %d bytes are less than the smallest volume", ErrTruncated, space.Size())
-	}
 	sb, err := findSuperblock(mem, space.Size())
 	if err != nil {
 		return nil, fmt.Errorf("mount NVFS: %w", err)
@@ -123,6 +120,9 @@ func Mount(space pmem.Space, opt Options) (*FS, error) {
 
 // start brings the volume to its last state and makes it usable.
 func (fs *FS) start() error {
+	if err := checkDevices(fs.space, fs.sb); err != nil {
+		return err
+	}
 	if err := fs.replayJournal(); err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func (fs *FS) start() error {
 	fs.sb = sb
 	fs.key0 = binary.LittleEndian.Uint64(sb.HashKey[:])
 	fs.key1 = binary.LittleEndian.Uint64(sb.HashKey[8:])
-	if err := fs.checkDevices(); err != nil {
+	if err := checkDevices(fs.space, sb); err != nil {
 		return err
 	}
 	fs.buildGroups()
@@ -151,32 +151,6 @@ func (fs *FS) start() error {
 	fs.bg.Add(1)
 	go fs.background() // what recovery allocates waits for the totals
 	return fs.recover()
-}
-
-// findSuperblock returns the superblock, or its copy at the end of the device
-// when the original does not verify: a crash in the middle of a growth leaves
-// it so until the journal is replayed.
-func findSuperblock(mem []byte, size uint64) (*layout.Superblock, error) {
-	sb, err := layout.DecodeSuperblock(mem[:layout.StaticSize])
-	if err == nil || errors.Is(err, layout.ErrIncompat) || errors.Is(err, layout.ErrVersion) {
-		return sb, err
-	}
-	tail := (size/layout.BlockSize - 1) * layout.BlockSize
-	if copy, cerr := layout.DecodeSuperblock(mem[tail : tail+layout.StaticSize]); cerr == nil {
-		return copy, nil
-	}
-	return nil, err
-}
-
-func (fs *FS) checkDevices() error {
-	if len(fs.sb.Devices) != 1 {
-		return fmt.Errorf("volume spans %d devices; this version mounts volumes on one", len(fs.sb.Devices))
-	}
-	d := fs.sb.Devices[0]
-	if have := fs.space.Size() / layout.BlockSize; have < d.Blocks {
-		return fmt.Errorf("%w: it has %d blocks, the volume %d; restore the device to its full size", ErrTruncated, have, d.Blocks)
-	}
-	return nil
 }
 
 func (fs *FS) buildGroups() {

@@ -138,18 +138,28 @@ func (fs *FS) replay(p pmem.Persister, pending []pendingRecord) error {
 }
 
 func (fs *FS) checkPatches(r layout.Record) error {
-	end := fs.space.Size()
 	for pos := uint32(0); pos < r.Length(); {
 		patch, next := r.PatchAt(pos)
 		if next == 0 {
 			return fmt.Errorf("patch at %d is malformed", pos)
 		}
-		if patch.Off > end || uint64(len(patch.Data)) > end-patch.Off {
+		if !fs.inDevice(patch.Off, uint64(len(patch.Data))) {
 			return fmt.Errorf("patch of %d bytes at %d is outside of the volume", len(patch.Data), patch.Off)
 		}
 		pos = next
 	}
 	return nil
+}
+
+// inDevice reports whether n bytes at off lie in one device of the table.
+func (fs *FS) inDevice(off, n uint64) bool {
+	for _, d := range fs.sb.Devices {
+		start, size := d.Base<<layout.BlockShift, d.Blocks<<layout.BlockShift
+		if off >= start && off-start < size && n <= size-(off-start) {
+			return true
+		}
+	}
+	return false
 }
 
 // completeIntents finishes the operations that were interrupted between two

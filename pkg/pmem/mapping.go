@@ -37,6 +37,9 @@ type Options struct {
 	// can grow and further devices be attached; 0 is the larger of 4 times the
 	// size and the size plus 64 GiB.
 	Reserve uint64
+	// Beside are paths of devices that will be attached: Auto then chooses what
+	// they can honour as well, and another mode that they cannot is refused.
+	Beside []string
 }
 
 const (
@@ -63,7 +66,9 @@ type Mapping struct {
 	gate chan struct{}
 
 	mu      sync.Mutex
-	devices []device // sorted by offset; the first is at 0
+	devices []device // sorted by offset; the first is at 0; see setDevices
+
+	parts atomic.Pointer[[]Part] // of the devices, for who does not hold mu
 }
 
 // device is one mapped device or file.
@@ -97,7 +102,7 @@ func newFileMapping(f *os.File, b Backing, opts Options) (*Mapping, error) {
 	if err := m.mapFile(f, b, 0, 0, b.Size); err != nil {
 		return nil, errors.Join(err, m.unmap())
 	}
-	m.devices = []device{{file: f, backing: b, off: 0, end: b.Size}}
+	m.setDevices([]device{{file: f, backing: b, off: 0, end: b.Size}})
 	m.size.Store(b.Size)
 	return m, nil
 }
@@ -129,7 +134,7 @@ func NewMemoryMode(size uint64, mode Mode) (*Mapping, error) {
 	if err := m.mapFixed(-1, 0, 0, size, flags); err != nil {
 		return nil, errors.Join(err, m.unmap())
 	}
-	m.devices = []device{{backing: b, off: 0, end: size}}
+	m.setDevices([]device{{backing: b, off: 0, end: size}})
 	m.size.Store(size)
 	return m, nil
 }
@@ -144,6 +149,11 @@ func newMapping(b Backing, opts Options) (*Mapping, error) {
 	}
 	if err := m.chooseStrategy(opts); err != nil {
 		return nil, err
+	}
+	if len(opts.Beside) > 0 {
+		if err := m.settleBeside(opts); err != nil {
+			return nil, err
+		}
 	}
 	if limit := m.strategy.WriterCap; limit > 0 {
 		m.gate = make(chan struct{}, limit)
@@ -327,7 +337,7 @@ func (m *Mapping) NewPersister() Persister {
 	case m.readOnly:
 		return readOnlyPersister{}
 	case m.strategy.Small == MSync:
-		return newMsyncPersister(m.mem, uint64(os.Getpagesize()), m.sync)
+		return newMsyncPersister(m.mem, uint64(os.Getpagesize()), m.sync, &m.parts)
 	}
 	return newCPUPersister(unsafe.Pointer(unsafe.SliceData(m.mem)), uint64(len(m.mem)), m.strategy, m.gate)
 }
@@ -356,6 +366,7 @@ func (m *Mapping) Extend() (uint64, error) {
 		return first.end, errors.Join(err, reserveAgain(m.mem[first.end:size]))
 	}
 	first.end = size
+	m.setDevices(m.devices)
 	m.size.Store(size)
 	return size, nil
 }
@@ -393,50 +404,6 @@ func (m *Mapping) checkFree(off, end uint64) error {
 			return fmt.Errorf("%s is mapped at [%d, %d)", d.backing.Path, d.off, d.end)
 		}
 	}
-	return nil
-}
-
-// Attach maps a further device or file at offset off of Bytes, locks it, and
-// returns its size. It must honour the same strategy. Size and Extend go on to
-// speak of the first device only.
-func (m *Mapping) Attach(path string, off uint64) (uint64, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	f, b, err := openLocked(path, m.readOnly)
-	if err != nil {
-		return 0, err
-	}
-	if err := m.attach(f, b, off); err != nil {
-		return 0, errors.Join(fmt.Errorf("attach %s at %d: %w", path, off, err), f.Close())
-	}
-	return b.Size, nil
-}
-
-func (m *Mapping) attach(f *os.File, b Backing, off uint64) error {
-	if off%b.Align != 0 {
-		return fmt.Errorf("offset is not a multiple of %d", b.Align)
-	}
-	end := off + b.Size
-	if end < off {
-		return errors.New("offset is out of range")
-	}
-	if err := m.checkFree(off, end); err != nil {
-		return err
-	}
-	// Memory that is volatile although the first device is not would lose a
-	// part of the volume.
-	if b.Volatile && !m.emulated {
-		return fmt.Errorf("it is volatile memory and %s is not", m.backing.Path)
-	}
-	for _, mode := range []Mode{m.strategy.Small, m.strategy.Bulk} {
-		if err := CheckMode(b, m.emulated, mode); err != nil {
-			return err
-		}
-	}
-	if err := m.mapFile(f, b, off, 0, b.Size); err != nil {
-		return errors.Join(err, reserveAgain(m.mem[off:end]))
-	}
-	m.devices = append(m.devices, device{file: f, backing: b, off: off, end: end})
 	return nil
 }
 

@@ -209,8 +209,10 @@ func TestAttach(t *testing.T) {
 	if m.Size() != size {
 		t.Errorf("Size is %d: it speaks of the first device", m.Size())
 	}
-	if _, err := m.Attach(second, 3*size); !errors.Is(err, ErrInUse) {
-		t.Errorf("attached twice: %v, want ErrInUse", err)
+	for _, twice := range []string{first, second} {
+		if _, err := m.Attach(twice, 3*size); !errors.Is(err, ErrAttached) {
+			t.Errorf("%s attached twice: %v, want ErrAttached", twice, err)
+		}
 	}
 	if _, err := Open(second, Options{}); !errors.Is(err, ErrInUse) {
 		t.Errorf("opened an attached file: %v, want ErrInUse", err)
@@ -282,11 +284,11 @@ func TestMSyncOnDisk(t *testing.T) {
 	if err := p.Fence(); err != nil {
 		t.Fatal(err)
 	}
-	if len(synced) != 1 || &synced[0][0] != &m.Bytes()[0] || len(synced[0]) != 4<<20+page {
-		t.Errorf("%d msyncs: want one from page 0 to the page of the last word", len(synced))
+	if len(synced) != 2 || &synced[0][0] != &m.Bytes()[0] || len(synced[0]) != 6*page || &synced[1][0] != &m.Bytes()[4<<20] || len(synced[1]) != page {
+		t.Errorf("%d msyncs: want one for each file, from the first page to the last", len(synced))
 	}
 	p.Flush(uint64(7*page), 8)
-	if err := p.Fence(); err != nil || len(synced) != 2 || &synced[1][0] != &m.Bytes()[7*page] || len(synced[1]) != page {
+	if err := p.Fence(); err != nil || len(synced) != 3 || &synced[2][0] != &m.Bytes()[7*page] || len(synced[2]) != page {
 		t.Errorf("the second fence must sync what was flushed since the first: %v", err)
 	}
 }

@@ -53,22 +53,41 @@ func (r *pageRange) add(start, end uint64) {
 // msyncPersister stores to a page cache mapping. Go's copy will do here: msync
 // writes whole pages.
 //
-// It remembers one range that covers all pages stored to since the last fence.
-// Several ranges would mean several msyncs, and each of them flushes the disk's
-// cache; the pages in between cost nothing where they are clean.
+// It remembers one range for each device that covers all pages stored to since
+// the last fence. More ranges would mean more msyncs, and each of them flushes
+// the disk's cache; the pages in between cost nothing where they are clean.
 type msyncPersister struct {
 	mem   []byte
 	page  uint64
 	sync  *syncer
-	dirty pageRange
+	parts *atomic.Pointer[[]Part] // nil: one device
+	dirty []pageRange             // by the index of the device
 }
 
-func newMsyncPersister(mem []byte, page uint64, sync *syncer) *msyncPersister {
-	return &msyncPersister{mem: mem, page: page, sync: sync}
+func newMsyncPersister(mem []byte, page uint64, sync *syncer, parts *atomic.Pointer[[]Part]) *msyncPersister {
+	return &msyncPersister{mem: mem, page: page, sync: sync, parts: parts, dirty: make([]pageRange, 1)}
 }
 
 func (p *msyncPersister) mark(off, n uint64) {
-	p.dirty.add(off&^(p.page-1), (off+n+p.page-1)&^(p.page-1))
+	i := p.device(off)
+	for len(p.dirty) <= i {
+		p.dirty = append(p.dirty, pageRange{})
+	}
+	p.dirty[i].add(off&^(p.page-1), (off+n+p.page-1)&^(p.page-1))
+}
+
+// device is the index of the last device that begins at or before off.
+func (p *msyncPersister) device(off uint64) int {
+	if p.parts == nil {
+		return 0
+	}
+	parts := *p.parts.Load()
+	for i := len(parts) - 1; i > 0; i-- {
+		if parts[i].Off <= off {
+			return i
+		}
+	}
+	return 0
 }
 
 func (p *msyncPersister) at(off, n uint64) unsafe.Pointer {
@@ -113,7 +132,13 @@ func (p *msyncPersister) Flush(off, n uint64) {
 
 // Fence fails when this or any earlier msync of the mapping failed.
 func (p *msyncPersister) Fence() error {
-	err := p.sync.sync(p.mem, p.dirty)
-	p.dirty = pageRange{}
-	return err
+	var first error
+	for i := range p.dirty {
+		err := p.sync.sync(p.mem, p.dirty[i])
+		if first == nil {
+			first = err
+		}
+		p.dirty[i] = pageRange{}
+	}
+	return first
 }

@@ -369,7 +369,7 @@ func nextBatch(t tally) int {
 // persister uses one mode for every size.
 func (s *Scratch) persister(mode Mode) Persister {
 	if mode == MSync {
-		return newMsyncPersister(s.m.mem, uint64(os.Getpagesize()), s.m.sync)
+		return newMsyncPersister(s.m.mem, uint64(os.Getpagesize()), s.m.sync, &s.m.parts)
 	}
 	strategy := NamedStrategy(mode)
 	strategy.Threshold = 0

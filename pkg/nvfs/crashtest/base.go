@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem/record"
 )
 
@@ -12,7 +13,10 @@ type Base struct {
 	Name string
 	// Size of the volume in bytes, and of the device once it was prepared.
 	Size, Grown uint64
-	Prepare     []Op
+	// Second says that there is a further device, which the volume may grow
+	// onto.
+	Second  bool
+	Prepare []Op
 
 	content *record.Base
 }
@@ -27,6 +31,8 @@ var Bases = func() map[string]*Base {
 		{Name: "full", Size: 16 << 20, Prepare: Ops(full)},
 		{Name: "growing", Size: 16 << 20, Grown: 17 << 20, Prepare: Ops(small)},
 		{Name: "growing-group", Size: 130 << 20, Grown: 150 << 20, Prepare: Ops(small)},
+		{Name: "second-device", Size: 16 << 20, Second: true, Prepare: Ops(small)},
+		{Name: "two-devices", Size: 16 << 20, Second: true, Prepare: Ops("growonto; " + twoDevices)},
 		{Name: "common", Size: 16 << 20, Prepare: Ops(common())},
 	} {
 		m[b.Name] = b
@@ -48,6 +54,15 @@ const tree = `
 
 // small is little, for volumes whose size is what matters.
 const small = `mkdir /dir; create /dir/a; write /dir/a 0 5000; create /b; write /b 0 100`
+
+// Where the further device lies, and how many bytes it has.
+const (
+	secondDevice = layout.GroupBlocks * layout.BlockSize
+	secondSize   = 16 << 20
+)
+
+// twoDevices is more than one device holds.
+const twoDevices = `mkdir /dir; create /dir/a; write /dir/a 0 5000; create /b; write /b 0 100; create /far; fallocate /far alloc 0 10000000; write /far 9990000 10000; setxattr /b user.x 5000`
 
 // full has no block left but the reserve, and some that can be freed.
 const full = `
@@ -101,6 +116,10 @@ func (b *Base) prepare() error {
 		return nil
 	}
 	space := record.New(b.Size, max(b.Size, b.Grown))
+	if b.Second {
+		space = record.New(b.Size, secondDevice+secondSize)
+		space.Attach(secondDevice, secondSize)
+	}
 	if err := format(space); err != nil {
 		return err
 	}

@@ -74,6 +74,9 @@ var Lists = map[string][]string{
 	},
 	"growing":       {"grow", "grow; write /b 0 9000; unlink /dir/a", "write /b 0 9000; grow; create /new"},
 	"growing-group": {"grow", "grow; write /b 0 9000"},
+	"second-device": {"growonto", "growonto; create /c; fallocate /c alloc 0 9000000; write /c 8000000 9000", "write /b 0 9000; growonto; unlink /dir/a"},
+	"two-devices": {"unlink /far", "create /c; fallocate /c alloc 0 6000000; write /c 5000000 9000", "truncate /far 5000; create /dir/c",
+		"rename /far /b", "copy /far 9990000 /b 0 10000", "fallocate /far punch 4096 9000000; write /b 0 9000"},
 }
 
 func emptying(dir string, n int) string {

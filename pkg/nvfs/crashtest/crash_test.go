@@ -78,7 +78,7 @@ func TestSingles(t *testing.T) {
 // TestLists interrupts operations that belong together, and volumes that are
 // full, grow, or have large trees.
 func TestLists(t *testing.T) {
-	for _, base := range []string{"tree", "wide", "fragments", "full", "growing", "growing-group"} {
+	for _, base := range []string{"tree", "wide", "fragments", "full", "growing", "growing-group", "two-devices"} {
 		t.Run(base, func(t *testing.T) {
 			p := quick(record.ADR)
 			if base == "fragments" { // whose images take long
@@ -86,6 +86,13 @@ func TestLists(t *testing.T) {
 			}
 			runAll(t, p, base, Listed(base))
 		})
+	}
+}
+
+// TestSecondDevice interrupts the growth onto a further device, under each model.
+func TestSecondDevice(t *testing.T) {
+	for _, m := range models {
+		t.Run(m.String(), func(t *testing.T) { runAll(t, quick(m), "second-device", Listed("second-device")) })
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs"
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/internal/model"
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
 )
 
 // Op is an operation: a verb and its arguments, separated by blanks. What a
@@ -29,6 +30,7 @@ import (
 //	linkheld PATH               writeheld OFFSET LENGTH             release
 //	fill PATH                   allocates all space that there is, beyond the end of the file
 //	grow                        over the whole device
+//	growonto                    over a further device
 type Op string
 
 // Ops splits a list of operations at semicolons.
@@ -256,7 +258,7 @@ func init() {
 		"setxattr": (*session).setxattr, "rmxattr": (*session).rmxattr,
 		"tmpfile": (*session).tmpfile, "hold": (*session).hold, "linkheld": (*session).linkheld,
 		"writeheld": (*session).writeheld, "release": (*session).release,
-		"fill": (*session).fill, "grow": (*session).grow,
+		"fill": (*session).fill, "grow": (*session).grow, "growonto": (*session).growOnto,
 	}
 }
 
@@ -633,6 +635,14 @@ func (s *session) grow(*args) error {
 		return nil
 	}
 	_, err := s.v.fs.Grow()
+	return err
+}
+
+func (s *session) growOnto(*args) error {
+	if s.v == nil {
+		return nil
+	}
+	_, err := s.v.fs.GrowOnto(pmem.Part{Off: secondDevice, Len: secondSize}, [16]byte{15: 2})
 	return err
 }
 

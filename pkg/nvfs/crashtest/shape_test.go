@@ -72,6 +72,7 @@ var shapeCases = []shapeCase{
 	{"release of an orphan", "fragments", "hold /a; unlink /a; release", "ratratrat"},
 	{"growth", "growing", "grow", "drat"},
 	{"growth", "growing-group", "grow", "ddrat"},
+	{"growth onto a further device", "second-device", "growonto", "dddddrat"},
 }
 
 // row is a row of the table: its Fences column, and the kinds of patches that

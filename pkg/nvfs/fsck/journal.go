@@ -119,7 +119,7 @@ func (c *checker) patchAllowed(p layout.Patch) bool {
 	case first >= layout.JournalBlock && first < layout.HeaderBlocks:
 		slot := (p.Off - layout.JournalBlock*blockSize) % layout.SlotSize
 		return slot >= layout.RecIntent && slot+uint64(len(p.Data)) <= layout.RecIntent+layout.IntentSize
-	case first == c.sb.Devices[0].Blocks-1:
+	case first == c.sb.Devices[0].Blocks-1, first == last && c.isLabel(first):
 		return true
 	}
 	g := c.groupOf(first)

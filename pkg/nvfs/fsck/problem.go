@@ -58,6 +58,7 @@ const (
 	XattrSet          Code = "xattr-set"
 	XattrBlock        Code = "xattr-block"
 	Unreadable        Code = "unreadable"
+	DeviceLabel       Code = "device-label"
 )
 
 // codes is every Code, in order.
@@ -67,7 +68,7 @@ var codes = []Code{
 	InodeChecksum, InodeMode, InodeFormat, InodeSize, InodeBlocks, InodeTime, InodeNlink, InodeUnreachable, Orphan, Root,
 	ExtentOrder, ExtentEOF, ExtentFlags, ExtentNode,
 	DirBlock, DirTree, DirEntries, DirName, DirKey, DirDuplicate, DirCount, DirDangling, DirType, DirParent, DirNamedTwice, DirLoop,
-	XattrSet, XattrBlock, Unreadable,
+	XattrSet, XattrBlock, Unreadable, DeviceLabel,
 }
 
 // Problem is a broken invariant. Ino and Block are 0 where they do not apply.

@@ -176,6 +176,9 @@ func (r *repairer) start(steps func(*repairer)) error {
 	}
 	if !r.halted() {
 		r.beginRepair()
+		r.repairLabels()
+	}
+	if !r.halted() {
 		steps(r)
 	}
 	return r.ch.err

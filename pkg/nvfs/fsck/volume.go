@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"unsafe"
 
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs"
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
 )
@@ -19,7 +20,8 @@ const (
 // volume is a read-only view of a volume with its journal replayed.
 type volume struct {
 	mem     []byte
-	size    uint64            // of the first device
+	size    uint64 // of the first device
+	parts   []pmem.Part
 	overlay map[uint64][]byte // blocks that replayed records change; nil when none
 	sb      *layout.Superblock
 	seed    uint32
@@ -39,18 +41,15 @@ func (c *checker) open(space pmem.Space) error {
 	if size < layout.MinBlocks*blockSize || uint64(len(mem)) < size {
 		return fmt.Errorf("%w: %d bytes are less than the smallest volume", ErrNoSuperblock, min(size, uint64(len(mem))))
 	}
-	v := &volume{mem: mem, size: size}
-	sb, err := layout.DecodeSuperblock(mem[:layout.StaticSize])
-	if errors.Is(err, layout.ErrVersion) || errors.Is(err, layout.ErrIncompat) {
+	v := &volume{mem: mem, size: size, parts: pmem.PartsOf(space)}
+	sb, err := nvfs.FindSuperblock(mem, size)
+	switch {
+	case err == nil:
+	case errors.Is(err, layout.ErrVersion), errors.Is(err, layout.ErrIncompat), errors.Is(err, layout.ErrMember):
 		return err
-	}
-	if err != nil {
-		var cerr error
-		if sb, cerr = layout.DecodeSuperblock(mem[(size/blockSize-1)*blockSize:][:layout.StaticSize]); cerr != nil {
-			sb = scanForCopy(mem, size)
-		}
-		if sb == nil {
-			return fmt.Errorf("%w: in block 0: %w; at the end of the device: %w", ErrNoSuperblock, err, cerr)
+	default:
+		if sb = scanForCopy(mem, size); sb == nil {
+			return fmt.Errorf("%w: in block 0: %w; nor is there one copy of it on the device", ErrNoSuperblock, err)
 		}
 	}
 	c.volume = v
@@ -64,23 +63,12 @@ func (c *checker) adopt(sb *layout.Superblock) error {
 		return fmt.Errorf("volume has features %#x that this version cannot check; use a newer one", bad)
 	}
 	c.sb = sb
-	if err := c.checkSize(); err != nil {
+	if err := c.checkParts(); err != nil {
 		c.found.add(Problem{Code: Geometry}, "%v", err)
 		return errEnough
 	}
 	c.key0, c.key1 = binary.LittleEndian.Uint64(sb.HashKey[:]), binary.LittleEndian.Uint64(sb.HashKey[8:])
 	c.buildGroups()
-	return nil
-}
-
-func (v *volume) checkSize() error {
-	first, last := v.sb.Devices[0], v.sb.Devices[len(v.sb.Devices)-1]
-	if have := v.size / blockSize; have < first.Blocks {
-		return fmt.Errorf("the device has %d blocks, the volume %d; restore the device to its full size", have, first.Blocks)
-	}
-	if uint64(len(v.mem))/blockSize < last.Base+last.Blocks {
-		return fmt.Errorf("the volume spans %d devices; attach them all", len(v.sb.Devices))
-	}
 	return nil
 }
 

@@ -393,6 +393,28 @@ func TestFormatDocSuperblock(t *testing.T) {
 	checkNotDocumented(t, p, doc)
 }
 
+func TestFormatDocMember(t *testing.T) {
+	sb := testSuperblock()
+	m := sb.Member(1)
+	p := filled(MemberSize, 0xff)
+	m.Encode(p)
+	doc := docStructs(t)["Member"]
+	for name, v := range map[string]uint64{"Magic": MemberMagic, "Version": Version, "Index": 1, "Base": m.Base, "Blocks": m.Blocks,
+		"FirstGroup": uint64(m.FirstGroup), "Groups": uint64(m.Groups)} {
+		checkNumber(t, "Member", p, doc.field(t, name), v)
+	}
+	for name, v := range map[string][]byte{"Volume": m.Volume[:], "UUID": m.UUID[:], "VolumeID": []byte(m.VolumeID)} {
+		f := doc.field(t, name)
+		if got := p[f.off : f.off+f.size]; string(got[:len(v)]) != string(v) {
+			t.Errorf("field %s of the label is not at offset %d", name, f.off)
+		}
+	}
+	if doc.size != MemberSize || !Verify(sb.Seed(), m.Base, p) {
+		t.Error("size or checksum of the label is not as documented")
+	}
+	checkNotDocumented(t, p, doc)
+}
+
 func checkNumber(t *testing.T, typ string, p []byte, f docField, want uint64) {
 	t.Helper()
 	var b [8]byte

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"hash/crc32"
 	"reflect"
+	"strings"
 	"testing"
 )
 
@@ -73,7 +74,14 @@ func TestSuperblockRefusals(t *testing.T) {
 		"groups":              {func(p []byte) { put32(p, sbDevTable+36, 9) }, ErrNonsense},
 		"first device moved":  {func(p []byte) { put64(p, sbDevTable+16, GroupBlocks); put32(p, sbDevTable+32, 1) }, ErrNonsense},
 		"base off the groups": {func(p []byte) { put64(p, sbDevTable+sbDevSize+16, 7*GroupBlocks+1) }, ErrNonsense},
-		"devices overlap":     {func(p []byte) { put64(p, sbDevTable+sbDevSize+16, GroupBlocks); put32(p, sbDevTable+sbDevSize+32, 1) }, ErrNonsense},
+		"devices alike":       {func(p []byte) { copy(p[sbDevTable+sbDevSize:][:16], p[sbDevTable:]) }, ErrNonsense},
+		"inode numbers": {func(p []byte) {
+			g := uint32(1 << 31)
+			put32(p, sbDevTable+sbDevSize+32, g)
+			put64(p, sbDevTable+sbDevSize+16, uint64(g)*GroupBlocks)
+		}, ErrNonsense},
+		"a member":        {func(p []byte) { put64(p, sbMagic, MemberMagic) }, ErrMember},
+		"devices overlap": {func(p []byte) { put64(p, sbDevTable+sbDevSize+16, GroupBlocks); put32(p, sbDevTable+sbDevSize+32, 1) }, ErrNonsense},
 	} {
 		p := make([]byte, StaticSize)
 		if err := testSuperblock().Encode(p); err != nil {
@@ -81,8 +89,8 @@ func TestSuperblockRefusals(t *testing.T) {
 		}
 		c.edit(p)
 		seal(p)
-		if _, err := DecodeSuperblock(p); !errors.Is(err, c.want) {
-			t.Errorf("%s: got %v, want %v", name, err, c.want)
+		if sb, err := DecodeSuperblock(p); !errors.Is(err, c.want) || sb != nil {
+			t.Errorf("%s: got %v, %v, want %v and no superblock", name, sb, err, c.want)
 		}
 	}
 	if _, err := DecodeSuperblock(make([]byte, 100)); !errors.Is(err, ErrNotNVFS) {
@@ -350,5 +358,50 @@ func TestXattrEntries(t *testing.T) {
 	huge := XattrEntry(filled(16, 0xff))
 	if huge.Whole() {
 		t.Error("an entry longer than the set is whole")
+	}
+}
+
+func TestMemberRoundTrip(t *testing.T) {
+	sb := testSuperblock()
+	want := sb.Member(1)
+	p := make([]byte, MemberSize)
+	want.Encode(p)
+	got, err := DecodeMember(p)
+	if err != nil || *got != want {
+		t.Fatalf("got %+v, %v\nwant %+v", got, err, want)
+	}
+	for i := range p {
+		p[i] ^= 0x10
+		if _, err := DecodeMember(p); err == nil {
+			t.Fatalf("a flip in byte %d goes unnoticed", i)
+		}
+		p[i] ^= 0x10
+	}
+	for name, edit := range map[string]func(*Member){
+		"first row":   func(m *Member) { m.Index = 0 },
+		"no such row": func(m *Member) { m.Index = MaxDevices },
+		"base":        func(m *Member) { m.Base++ },
+		"at 0":        func(m *Member) { m.Base, m.FirstGroup = 0, 0 },
+		"tiny":        func(m *Member) { m.Blocks = MinBlocks - 1 },
+		"huge":        func(m *Member) { m.Blocks = 1<<40 + 1 },
+		"no groups":   func(m *Member) { m.Groups = 0 },
+	} {
+		m := want
+		edit(&m)
+		m.Encode(p)
+		if _, err := DecodeMember(p); !errors.Is(err, ErrMemberDamaged) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := DecodeMember(make([]byte, MemberSize)); !errors.Is(err, ErrNotMember) {
+		t.Errorf("zeros: %v", err)
+	}
+	if _, err := DecodeMember(nil); !errors.Is(err, ErrNotMember) {
+		t.Errorf("nothing: %v", err)
+	}
+	long := make([]byte, StaticSize)
+	want.Encode(long)
+	if sb, err := DecodeSuperblock(long); sb != nil || !errors.Is(err, ErrMember) || !strings.Contains(err.Error(), "device 2 of NVFS volume") {
+		t.Errorf("a label taken for a superblock: %v", err)
 	}
 }

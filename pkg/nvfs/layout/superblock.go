@@ -144,7 +144,14 @@ var (
 // DecodeSuperblock checks and decodes the static half in p. It trusts
 // nothing: every geometry that it returns is within the format's bounds.
 func DecodeSuperblock(p []byte) (*Superblock, error) {
-	if len(p) < StaticSize || le64(p, sbMagic) != Magic {
+	if len(p) < StaticSize {
+		return nil, ErrNotNVFS
+	}
+	switch le64(p, sbMagic) {
+	case Magic:
+	case MemberMagic:
+		return nil, memberError(p)
+	default:
 		return nil, ErrNotNVFS
 	}
 	p = p[:StaticSize]
@@ -178,8 +185,27 @@ func DecodeSuperblock(p []byte) (*Superblock, error) {
 		return nil, ErrNonsense
 	}
 	s.Params = append([]byte(nil), p[sbParams+2:sbParams+2+n]...)
-	return s, s.decodeDevices(p)
+	if err := s.decodeDevices(p); err != nil {
+		return nil, err
+	}
+	return s, nil
 }
+
+// JournalKey is what the journal is read with, the checksum seed and the number
+// of slots, of a static half that need not verify: a crash in the middle of a
+// growth tears it, but never in these fields, which no record changes. ok is
+// false when p is no static half.
+func JournalKey(p []byte) (seed uint32, slots int, ok bool) {
+	if len(p) < StaticSize || le64(p, sbMagic) != Magic || le32(p, sbSlots) == 0 || le32(p, sbSlots) > SlotCount {
+		return 0, 0, false
+	}
+	return Seed([16]byte(p[sbUUID : sbUUID+16])), int(le32(p, sbSlots)), true
+}
+
+const (
+	maxDeviceBlocks = 1 << 40
+	maxInodes       = 1<<36 - 1 // the high bits of a node identifier are a generation
+)
 
 func (s *Superblock) decodeDevices(p []byte) error {
 	n := le32(p, sbDevices)
@@ -193,15 +219,25 @@ func (s *Superblock) decodeDevices(p []byte) error {
 		copy(d.UUID[:], r)
 		want := uint64(d.FirstGroup) * GroupBlocks
 		switch {
-		case d.Base != want, d.Base < next, d.Blocks < MinBlocks, d.Blocks > 1<<40,
+		case d.Base != want, d.Base < next, d.Blocks < MinBlocks, d.Blocks > maxDeviceBlocks,
 			d.Groups != GroupsIn(d.Blocks, s.InodesPerGroup), d.Groups == 0,
-			i == 0 && d.Base != 0:
+			i == 0 && d.Base != 0, s.hasDevice(d.UUID),
+			(uint64(d.FirstGroup)+uint64(d.Groups))*uint64(s.InodesPerGroup) > maxInodes:
 			return errDevTables
 		}
 		next = d.Base + d.Blocks
 		s.Devices = append(s.Devices, d)
 	}
 	return nil
+}
+
+func (s *Superblock) hasDevice(uuid [16]byte) bool {
+	for _, d := range s.Devices {
+		if d.UUID == uuid {
+			return true
+		}
+	}
+	return false
 }
 
 // MinGroupBlocks is the smallest last group that is made: its metadata plus

@@ -20,9 +20,10 @@ const (
 
 // Base is a content that does not change any more.
 type Base struct {
-	mem  []byte
-	size uint64
-	used []uint64 // pages that are not zero
+	mem     []byte
+	size    uint64
+	further []pmem.Part // devices behind the first
+	used    []uint64    // pages that are not zero
 }
 
 var zeroPage [pageSize]byte
@@ -42,7 +43,7 @@ func newBase(mem []byte, size uint64) *Base {
 
 // NewSpace returns a Space with that content.
 func (b *Base) NewSpace() *Space {
-	s := &Space{mem: make([]byte, len(b.mem)), base: b}
+	s := &Space{mem: make([]byte, len(b.mem)), base: b, further: b.further}
 	for _, page := range b.used {
 		copy(s.mem[page*pageSize:(page+1)*pageSize], b.mem[page*pageSize:])
 	}
@@ -57,10 +58,11 @@ func (b *Base) word(off uint64) uint64 { return binary.LittleEndian.Uint64(b.mem
 // its Persisters share nothing, so that the race detector sees each store as
 // one of the engine.
 type Space struct {
-	mem   []byte
-	size  atomic.Uint64
-	base  *Base // nil: zeros
-	quiet bool
+	mem     []byte
+	size    atomic.Uint64
+	further []pmem.Part // devices behind the first
+	base    *Base       // nil: zeros
+	quiet   bool
 
 	mu         sync.Mutex
 	persisters []*persister
@@ -87,6 +89,20 @@ func (s *Space) Size() uint64 { return s.size.Load() }
 
 // Resize changes the length of the device.
 func (s *Space) Resize(size uint64) { s.size.Store(size) }
+
+// Attach lets the Space show a further device at off, of n bytes, within what
+// is reserved. No Persister may be in use.
+func (s *Space) Attach(off, n uint64) {
+	if off < s.Size() || off+n > uint64(len(s.mem)) {
+		panic(fmt.Sprintf("record: no room for %d bytes at %d", n, off))
+	}
+	s.further = append(slices.Clone(s.further), pmem.Part{Off: off, Len: n})
+}
+
+// Parts lists the devices.
+func (s *Space) Parts() []pmem.Part {
+	return append([]pmem.Part{{Off: 0, Len: s.Size()}}, s.further...)
+}
 
 // ReadOnly is false.
 func (s *Space) ReadOnly() bool { return false }
@@ -150,6 +166,7 @@ func (s *Space) Freeze() *Base {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.base = newBase(s.mem, s.Size())
+	s.base.further = s.further
 	s.persisters, s.loaded = nil, nil
 	return s.base
 }
