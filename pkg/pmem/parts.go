@@ -32,6 +32,12 @@ var ErrAttached = errors.New("it is given twice")
 type Candidate struct {
 	Backing Backing
 	mem     []byte // mapped for reading, elsewhere than its place
+	file    *os.File
+}
+
+// NextData is the function of that name on the device.
+func (c *Candidate) NextData(off uint64) (start, end uint64, err error) {
+	return NextData(c.file, off, c.Backing.Size)
 }
 
 // ReadAt copies bytes out of the device. Memory that cannot be read is an
@@ -172,7 +178,7 @@ func (m *Mapping) placeOf(f *os.File, b Backing, place func(*Candidate) (uint64,
 	if err != nil {
 		return 0, fmt.Errorf("map it: %w", err)
 	}
-	off, err := place(&Candidate{Backing: b, mem: mem})
+	off, err := place(&Candidate{Backing: b, mem: mem, file: f})
 	return off, errors.Join(err, unix.Munmap(mem))
 }
 

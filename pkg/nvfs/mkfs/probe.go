@@ -34,6 +34,9 @@ const (
 	// NVFSDamaged is a volume whose superblock does not verify; when the
 	// copy at the end of the device does, Found.Superblock is that copy.
 	NVFSDamaged
+	// NVFSMember is a further device of a volume, labelled as that at its start
+	// or at its end; when a label verifies it is Found.Member.
+	NVFSMember
 )
 
 func (k Kind) String() string {
@@ -46,6 +49,8 @@ func (k Kind) String() string {
 		return "nvfs"
 	case NVFSDamaged:
 		return "nvfs-damaged"
+	case NVFSMember:
+		return "nvfs-member"
 	}
 	return "Kind(" + strconv.Itoa(int(k)) + ")"
 }
@@ -55,6 +60,7 @@ type Found struct {
 	Kind       Kind
 	What       string             // for people: "ext4", "GPT partition table", "unknown data"
 	Superblock *layout.Superblock // of NVFS, and of NVFSDamaged when its copy is good
+	Member     *layout.Member     // of NVFSMember, when a label is good
 }
 
 // probeWindow is what is looked at first, of each end of a device. Every
@@ -237,6 +243,9 @@ func (im *image) classify() Found {
 			return Found{Kind: Foreign, What: what + " (over an NVFS volume)"}
 		}
 		return Found{Kind: NVFS, What: "NVFS", Superblock: sb}
+	}
+	if found, ok := im.member(); ok {
+		return found
 	}
 	if errors.Is(err, layout.ErrVersion) || errors.Is(err, layout.ErrIncompat) {
 		return Found{Kind: Foreign, What: "NVFS of a newer version: " + err.Error()}
