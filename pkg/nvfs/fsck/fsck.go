@@ -194,6 +194,7 @@ func (c *checker) runAll(space pmem.Space) error {
 		func(*worker) error { return c.open(space) },
 		(*worker).checkJournal,
 		(*worker).checkSuperblocks,
+		(*worker).checkLabels,
 		(*worker).checkIntents,
 	} {
 		if err := c.alone(step); err != nil {
