@@ -1,4 +1,4 @@
-# make build   bin/nvfs-csi, one static binary
+# make build   bin/nvfs-csi, one static binary, and bin/nvfs, the same without CSI
 # make demo    one volume from CreateVolume to DeleteVolume, shown step by step
 # make test    everything that is tested, set-up included (root; at most 15 minutes)
 # make e2e     only the tests on real mounts
@@ -14,6 +14,8 @@ export CGO_ENABLED ?= 0
 VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 BIN         := bin/nvfs-csi
+TOOLS       := bin/nvfs
+GO_BUILD    := go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION)"
 
 # Where several goroutines meet.
 RACE_PKGS   := ./pkg/driver/... ./pkg/mountd/... ./pkg/nvfs/fusefs/... ./pkg/pmem/ndctl/...
@@ -27,7 +29,8 @@ UNIT_PKGS := $$(go list ./... | grep -v /test/e2e)
 all: build
 
 build:
-	go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION)" -o $(BIN) ./cmd/nvfs-csi
+	$(GO_BUILD) -o $(BIN) ./cmd/nvfs-csi
+	$(GO_BUILD) -tags nvfstools -o $(TOOLS) ./cmd/nvfs-csi
 
 setup:
 	@test/setup.sh

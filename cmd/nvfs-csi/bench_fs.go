@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/bench"
+	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
 )
 
@@ -66,7 +67,7 @@ func (o *benchFSOptions) run(cmd *cobra.Command) (err error) {
 	if os.Getuid() != 0 {
 		return errors.New("bench fs mounts filesystems: run it as root")
 	}
-	exe, err := os.Executable()
+	exe, err := mountd.ServingProgram()
 	if err != nil {
 		return err
 	}

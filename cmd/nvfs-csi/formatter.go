@@ -1,3 +1,5 @@
+//go:build !nvfstools
+
 package main
 
 import (

@@ -107,10 +107,9 @@ func newRootCommand() *cobra.Command {
 		newServeCommand(),
 		newDiscoverCommand(),
 		newBenchCommand(),
-		newDemoCommand(),
-		newNodeCommand(),
 		newVersionCommand(),
 	)
+	root.AddCommand(csiCommands()...)
 	return root
 }
 

@@ -27,7 +27,7 @@ type MountTime struct {
 }
 
 // MountSizes are the sizes that are measured; files are sparse.
-var MountSizes = []int64{64 << 20, 1 << 30, 16 << 30, 64 << 30}
+var MountSizes = []int64{64 << 20, 1 << 30, 64 << 30, 2 << 40}
 
 // MeasureMount makes volumes of each size in dir, an existing directory, one
 // after the other, and mounts each several times. It leaves no volume.

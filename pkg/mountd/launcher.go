@@ -21,7 +21,7 @@ import (
 
 // LauncherOptions configure a Launcher.
 type LauncherOptions struct {
-	// Executable is started to serve a volume; "" is the running binary.
+	// Executable is started to serve a volume; "" is ServingProgram.
 	Executable string
 	// Args precede the arguments of SpecArgs; nil is "serve".
 	Args []string
@@ -123,8 +123,8 @@ type child struct {
 func (l *Launcher) start(spec Spec, fuseFile, lock *os.File) (_ *child, err error) {
 	exe := l.opts.Executable
 	if exe == "" {
-		if exe, err = os.Executable(); err != nil {
-			return nil, fmt.Errorf("own executable: %w", err)
+		if exe, err = ServingProgram(); err != nil {
+			return nil, err
 		}
 	}
 	specJSON, err := json.Marshal(spec)

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 
@@ -23,12 +22,22 @@ const DefaultStateDir = "/run/nvfs-csi/mountd"
 // maxSocketPath is the longest path of a Unix socket, without its NUL.
 const maxSocketPath = 107
 
-// plainName is a volume ID that may name a file as it is.
-var plainName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$`)
+// isPlainName reports whether a volume ID may name a file as it is: up to 40
+// letters, digits and inner dots, dashes and underscores.
+func isPlainName(id string) bool {
+	const inner = "._-"
+	for i, c := range []byte(id) {
+		letter := c|0x20 >= 'a' && c|0x20 <= 'z' || c >= '0' && c <= '9'
+		if !letter && (i == 0 || strings.IndexByte(inner, c) < 0) {
+			return false
+		}
+	}
+	return id != "" && len(id) <= 40
+}
 
 // stateName is the name of a volume's files in the state directory.
 func stateName(volumeID string) string {
-	if plainName.MatchString(volumeID) {
+	if isPlainName(volumeID) {
 		return volumeID
 	}
 	sum := sha256.Sum256([]byte(volumeID))

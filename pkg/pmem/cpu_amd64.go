@@ -1,14 +1,14 @@
 package pmem
 
-import "github.com/klauspost/cpuid/v2"
+import "golang.org/x/sys/cpu"
 
-// cpuidLeaf7 returns EBX and ECX of CPUID leaf 7, subleaf 0: the cpuid package
-// does not decode the cache line write-back bits.
+// cpuidLeaf7 returns EBX and ECX of CPUID leaf 7, subleaf 0, where the
+// cache line write-back bits are.
 func cpuidLeaf7() (ebx, ecx uint32)
 
 var (
-	hasAVX    = cpuid.CPU.Has(cpuid.AVX)
-	hasAVX512 = cpuid.CPU.Has(cpuid.AVX512F)
+	hasAVX    = cpu.X86.HasAVX
+	hasAVX512 = cpu.X86.HasAVX512F
 	cpuModes  = detectModes(cpuidLeaf7())
 )
 

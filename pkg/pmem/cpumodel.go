@@ -6,8 +6,6 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-
-	"github.com/klauspost/cpuid/v2"
 )
 
 // CPUModel identifies the model of this machine's CPU: calibrations of another
@@ -17,12 +15,21 @@ var CPUModel = sync.OnceValue(func() string {
 	if midr, err := os.ReadFile("/sys/devices/system/cpu/cpu0/regs/identification/midr_el1"); err == nil {
 		return fmt.Sprintf("%s midr %s", runtime.GOARCH, strings.TrimSpace(string(midr)))
 	}
-	name := runtime.GOARCH
-	if info, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		if _, rest, found := strings.Cut(string(info), "model name"); found {
-			line, _, _ := strings.Cut(rest, "\n")
-			name = strings.TrimLeft(line, "\t :")
+	info, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return runtime.GOARCH
+	}
+	return modelIn(string(info))
+})
+
+// modelIn returns the model of the first CPU in /proc/cpuinfo.
+func modelIn(info string) string {
+	first, _, _ := strings.Cut(info, "\n\n")
+	fields := map[string]string{"model name": runtime.GOARCH}
+	for line := range strings.Lines(first) {
+		if key, value, found := strings.Cut(line, ":"); found {
+			fields[strings.TrimSpace(key)] = strings.TrimSpace(value)
 		}
 	}
-	return fmt.Sprintf("%s (family %d model %d stepping %d)", name, cpuid.CPU.Family, cpuid.CPU.Model, cpuid.CPU.Stepping)
-})
+	return fmt.Sprintf("%s (family %s model %s stepping %s)", fields["model name"], fields["cpu family"], fields["model"], fields["stepping"])
+}

@@ -5,7 +5,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -97,11 +96,11 @@ type survey struct {
 	seen    map[string]bool
 }
 
-var (
-	busName      = regexp.MustCompile(`^ndbus[0-9]+$`)
-	regionName   = regexp.MustCompile(`^region[0-9]+$`)
-	virtioDevice = regexp.MustCompile(`^virtio[0-9]+$`)
-)
+// isNumbered reports whether the last element of path is kind and a number.
+func isNumbered(path, kind string) bool {
+	number, found := strings.CutPrefix(filepath.Base(path), kind)
+	return found && number != "" && strings.Trim(number, "0123456789") == ""
+}
 
 // visit climbs from dir to the root, and does the same for the devices that a
 // stacked block device is made of.
@@ -115,7 +114,7 @@ func (v *survey) visit(root, dir string) {
 		if isRegion(d) {
 			v.domains[d] = readDomain(d)
 		}
-		if virtioDevice.MatchString(filepath.Base(d)) {
+		if isNumbered(d, "virtio") {
 			v.virtio = true
 		}
 		if node < 0 {
@@ -130,7 +129,7 @@ func (v *survey) visit(root, dir string) {
 
 // isRegion reports whether dir is that of a persistent region.
 func isRegion(dir string) bool {
-	return regionName.MatchString(filepath.Base(dir)) && busName.MatchString(filepath.Base(filepath.Dir(dir)))
+	return isNumbered(dir, "region") && isNumbered(filepath.Dir(dir), "ndbus")
 }
 
 // readDomain reads a region's domain; a virtio-pmem region has no such file.

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
 )
 
 const killWait = 10 * time.Second
@@ -36,10 +38,15 @@ func forceDown(root string) error {
 	return errors.Join(errs...)
 }
 
-// killNaming kills the processes of this very program that name dir, and
-// waits for their end. Others, a shell looking at the log, are left alone.
+// killNaming kills the processes of this very program, or of the one that
+// serves volumes, that name dir, and waits for their end. Others, a shell
+// looking at the log, are left alone.
 func killNaming(dir string) error {
-	self, err := os.Readlink("/proc/self/exe")
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	serving, err := mountd.ServingProgram()
 	if err != nil {
 		return err
 	}
@@ -53,7 +60,7 @@ func killNaming(dir string) error {
 		if err != nil {
 			return err
 		}
-		if err := killProcess(pid, self); err != nil {
+		if err := killProcess(pid, self, serving); err != nil {
 			return fmt.Errorf("kill %s: %w", p, err)
 		}
 	}
@@ -62,7 +69,7 @@ func killNaming(dir string) error {
 
 // killProcess goes by a pidfd, so that a process that gets the number later
 // is safe.
-func killProcess(pid int, exe string) error {
+func killProcess(pid int, programs ...string) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, syscall.ESRCH) {
 		return nil
@@ -71,7 +78,7 @@ func killProcess(pid int, exe string) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if running, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe")); err != nil || running != exe {
+	if running, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe")); err != nil || !slices.Contains(programs, running) {
 		return nil // ended, or not ours
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, syscall.ESRCH) {

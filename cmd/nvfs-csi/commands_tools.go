@@ -1,0 +1,7 @@
+//go:build nvfstools
+
+package main
+
+import "github.com/spf13/cobra"
+
+func csiCommands() []*cobra.Command { return nil }
