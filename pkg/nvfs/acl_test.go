@@ -44,7 +44,7 @@ func extendedACL(user, named, group, mask, other uint32) []byte {
 // TestACL checks that ACLs and modes stay in step and that new inodes inherit
 // the default ACL instead of the umask.
 func TestACL(t *testing.T) {
-	space := newMemSpace(16 << 20)
+	space := newSpace(16 << 20)
 	format(t, space, mkfs.Options{})
 	m := mount(t, space, nil)
 	must := func(err error) {

@@ -56,7 +56,7 @@ func (m *mounted) readSome(dir nvfs.NodeID, cookie uint64, n int) (list []string
 func TestBigDirectory(t *testing.T) {
 	t.Parallel()
 	count := bigDirectory(t)
-	space := newMemSpace(uint64(count)*2048 + 64<<20)
+	space := newSpace(uint64(count)*2048 + 64<<20)
 	format(t, space, mkfs.Options{BytesPerInode: 4096})
 	m := mount(t, space, nil)
 	empty := m.totals()

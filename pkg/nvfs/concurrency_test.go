@@ -225,7 +225,7 @@ func runCrowd(t *testing.T, m *mounted, workers, steps int, alongside func() err
 // TestConcurrentOperations lets several workers use the same directories and
 // files.
 func TestConcurrentOperations(t *testing.T) {
-	space := newMemSpace(128 << 20)
+	space := newSpace(128 << 20)
 	format(t, space, mkfs.Options{})
 	m := mount(t, space, nil)
 	empty := m.totals()
@@ -252,7 +252,7 @@ func TestConcurrentOperations(t *testing.T) {
 // TestImpossibleReservation makes an allocation that cannot succeed again and
 // again: it must not let others fail.
 func TestImpossibleReservation(t *testing.T) {
-	space := newMemSpace(64 << 20)
+	space := newSpace(64 << 20)
 	format(t, space, mkfs.Options{})
 	m := mount(t, space, nil)
 	greedy, err := m.create(nvfs.RootID, "greedy", unix.S_IFREG|0644)
@@ -305,7 +305,7 @@ func TestImpossibleReservation(t *testing.T) {
 // TestStaleIDs uses ids of inodes that are gone, while their numbers are used
 // again.
 func TestStaleIDs(t *testing.T) {
-	space := newMemSpace(16 << 20)
+	space := newSpace(16 << 20)
 	format(t, space, mkfs.Options{})
 	m := mount(t, space, nil)
 	var old []nvfs.NodeID
@@ -344,7 +344,7 @@ func TestStaleIDs(t *testing.T) {
 // TestForgetOfStaleID must not take lookups off the inode that has the number
 // now.
 func TestForgetOfStaleID(t *testing.T) {
-	space := newMemSpace(16 << 20)
+	space := newSpace(16 << 20)
 	format(t, space, mkfs.Options{BytesPerInode: 1 << 20})
 	m := mount(t, space, nil)
 	gone, err := m.create(nvfs.RootID, "name", unix.S_IFREG|0644)
@@ -381,7 +381,7 @@ func TestForgetOfStaleID(t *testing.T) {
 
 // TestParentOfRemovedDirectory looks ".." up where what it was is gone.
 func TestParentOfRemovedDirectory(t *testing.T) {
-	space := newMemSpace(16 << 20)
+	space := newSpace(16 << 20)
 	format(t, space, mkfs.Options{})
 	m := mount(t, space, nil)
 	top, err := m.create(nvfs.RootID, "top", unix.S_IFDIR|0755)

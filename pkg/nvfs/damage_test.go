@@ -17,11 +17,13 @@ import (
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs"
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/mkfs"
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem/record"
 )
 
 // damageBase is a populated, unmounted volume and where its metadata is.
 type damageBase struct {
-	*recorder
+	*record.Space
+	mem      []byte
 	seed     uint32
 	perGroup uint32
 	pages    []uint64          // with metadata
@@ -30,8 +32,8 @@ type damageBase struct {
 
 func newDamageBase(t *testing.T) *damageBase {
 	t.Helper()
-	b := &damageBase{recorder: newRecorder(16 << 20)}
-	b.quiet = true
+	b := &damageBase{Space: newSpace(16 << 20)}
+	b.mem = b.Bytes()
 	sb, err := mkfs.Format(b, mkfs.Options{BytesPerInode: 16384, UUID: [16]byte{1, 2, 3}})
 	if err != nil {
 		t.Fatal(err)
@@ -70,7 +72,7 @@ func newDamageBase(t *testing.T) *damageBase {
 	if err := m.unmount(); err != nil {
 		t.Fatal(err)
 	}
-	b.checkpoint()
+	b.Freeze()
 	b.findMetadata()
 	return b
 }
@@ -102,7 +104,7 @@ func (b *damageBase) findMetadata() {
 // is well.
 func (b *damageBase) flip(rnd *rand.Rand, reseal bool) string {
 	page := b.pages[rnd.IntN(len(b.pages))]
-	b.touched[page] = true
+	b.Touch(page * pageSize)
 	at := rnd.IntN(pageSize)
 	p := b.mem[page*pageSize : (page+1)*pageSize]
 	if node := layout.Node(p); page > layout.HeaderBlocks+8 && rnd.IntN(2) == 0 {
@@ -272,7 +274,7 @@ func (b *damageBase) trial(seed uint64, reseal bool) (how string, err error) {
 			err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
 		}
 	}()
-	b.restore()
+	b.Reset()
 	rnd := rand.New(rand.NewPCG(seed, 5))
 	for range 1 + rnd.IntN(2) {
 		how += b.flip(rnd, reseal) + "; "
@@ -321,14 +323,14 @@ func TestDamage(t *testing.T) {
 func TestUnusableDevices(t *testing.T) {
 	singleThreaded(t)
 	t.Parallel()
-	whole := newMemSpace(32 << 20)
+	whole := newSpace(32 << 20)
 	format(t, whole, mkfs.Options{})
 	if err := mount(t, whole, nil).unmount(); err != nil {
 		t.Fatal(err)
 	}
 	for _, size := range []uint64{0, 1, 4095, 4096, 1 << 20, 6 << 20, 16<<20 - 1, 16 << 20, 32<<20 - 4096, 32<<20 - 1} {
-		s := newMemSpace(size)
-		copy(s.mem, whole.mem)
+		s := newSpace(size)
+		copy(s.Bytes(), whole.Bytes())
 		if m, err := tryMount(s, nil); err == nil {
 			t.Errorf("a device of %d bytes was mounted", size)
 			m.End()
@@ -348,10 +350,10 @@ func TestUnusableDevices(t *testing.T) {
 			}
 		},
 	} {
-		s := newMemSpace(32 << 20)
-		copy(s.mem, whole.mem)
-		fill(s.mem[:pageSize])
-		fill(s.mem[len(s.mem)-pageSize:])
+		s := newSpace(32 << 20)
+		copy(s.Bytes(), whole.Bytes())
+		fill(s.Bytes()[:pageSize])
+		fill(s.Bytes()[len(s.Bytes())-pageSize:])
 		if _, err := tryMount(s, nil); err == nil {
 			t.Error("garbage was mounted")
 		}

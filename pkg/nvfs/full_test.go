@@ -139,7 +139,7 @@ func TestFullVolume(t *testing.T) {
 	for name, fill := range ways {
 		t.Run(name, func(t *testing.T) {
 			size := uint64(24 << 20)
-			space := newMemSpace(size)
+			space := newSpace(size)
 			format(t, space, mkfs.Options{BytesPerInode: 16384})
 			m := mount(t, space, nil)
 			empty := m.totals()
@@ -254,7 +254,7 @@ func atFull(t *testing.T, m *mounted) {
 
 // TestRemoveXattrOnFullVolume shrinks sets of all sizes.
 func TestRemoveXattrOnFullVolume(t *testing.T) {
-	space := newMemSpace(16 << 20)
+	space := newSpace(16 << 20)
 	format(t, space, mkfs.Options{})
 	m := mount(t, space, nil)
 	id, err := m.create(nvfs.RootID, "x", unix.S_IFREG|0644)

@@ -2,13 +2,13 @@ package nvfs_test
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs"
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/mkfs"
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem/record"
 )
 
 // growSteps are sizes at which something different grows: nothing but the
@@ -20,8 +20,7 @@ var growSteps = []uint64{20 << 20, 20<<20 + 4096, 24 << 20, 130 << 20, 131 << 20
 func TestGrow(t *testing.T) {
 	singleThreaded(t)
 	t.Parallel()
-	space := newMemSpace(growSteps[len(growSteps)-1])
-	space.size.Store(growSteps[0])
+	space := record.New(growSteps[0], growSteps[len(growSteps)-1])
 	format(t, space, mkfs.Options{BytesPerInode: 16384})
 	m := mount(t, space, nil)
 	if err := prepareTree(m); err != nil {
@@ -33,7 +32,7 @@ func TestGrow(t *testing.T) {
 	}
 	for i, size := range growSteps[1:] {
 		old := m.totals()
-		space.size.Store(size)
+		space.Resize(size)
 		got, err := m.fs.Grow()
 		if err != nil || got != size {
 			t.Fatal(size, got, err)
@@ -90,8 +89,7 @@ func TestGrow(t *testing.T) {
 // TestGrowUnderLoad grows while others work.
 func TestGrowUnderLoad(t *testing.T) {
 	t.Parallel()
-	space := newMemSpace(300 << 20)
-	space.size.Store(20 << 20)
+	space := record.New(20<<20, 300<<20)
 	format(t, space, mkfs.Options{BytesPerInode: 16384})
 	m := mount(t, space, nil)
 	steps := 6000 * scale(t)
@@ -100,7 +98,7 @@ func TestGrowUnderLoad(t *testing.T) {
 	}
 	runCrowd(t, m, 4, steps, func() error {
 		for size := uint64(21 << 20); size <= 300<<20; size += 29 << 20 {
-			space.size.Store(size)
+			space.Resize(size)
 			if _, err := m.fs.Grow(); err != nil {
 				return fmt.Errorf("at %d: %w", size, err)
 			}
@@ -126,11 +124,10 @@ func TestCrashInGrow(t *testing.T) {
 }
 
 func crashInGrow(t *testing.T, from, to uint64) {
-	rec := newRecorder(to)
-	rec.size.Store(from)
-	format(t, rec, mkfs.Options{BytesPerInode: 16384})
+	space := record.New(from, to)
+	format(t, space, mkfs.Options{BytesPerInode: 16384})
 	var clock testClock
-	m := mount(t, rec, clock.now)
+	m := mount(t, space, clock.now)
 	if err := prepareTree(m); err != nil {
 		t.Fatal(err)
 	}
@@ -141,57 +138,54 @@ func crashInGrow(t *testing.T, from, to uint64) {
 	if err := m.unmount(); err != nil {
 		t.Fatal(err)
 	}
-	rec.checkpoint()
-	m = mount(t, rec, clock.now)
+	base := space.Freeze()
+	m = mount(t, space, clock.now)
 	small := m.totals()
-	if f := rec.settled(); len(f) > 0 {
-		t.Fatal(strings.Join(f, "; "))
-	}
-	rec.size.Store(to)
-	c := newCollector(rec, []survivors{wordsSurvive, callsSurvive, noneSurvive, allButOne, allSurvive})
+	space.Resize(to)
+	space.Record()
 	if _, err := m.fs.Grow(); err != nil {
 		t.Fatal(err)
 	}
-	rec.atFence = nil
-	if f := rec.settled(); len(f) > 0 {
-		t.Fatal(strings.Join(f, "; "))
+	trace := space.Stop()
+	if err := lint(space); err != nil {
+		t.Fatal(err)
 	}
 	large := m.totals()
-	c.add(rec.crash(allSurvive, nil), "at the end")
 	if err := m.unmount(); err != nil {
 		t.Fatal(err)
 	}
-	scratch := rec.sibling(true)
-	for i, img := range c.images {
-		verify := func() error {
-			scratch.load(img.image)
-			m, err := tryMount(scratch, clock.now)
-			if err != nil {
-				return err
-			}
-			have := m.totals()
-			if have != small && have != large || i == len(c.images)-1 && have != large {
-				return fmt.Errorf("totals %+v are neither %+v nor %+v", have, small, large)
-			}
-			if dump, err := m.dump(); err != nil || dump != before {
-				return fmt.Errorf("%w: tree differs:\n%s", err, diffLines(dump, before))
-			}
-			if err := m.unmount(); err != nil {
-				return err
-			}
-			if m, err = tryMount(scratch, clock.now); err != nil {
-				return err
-			}
-			if _, err := m.fs.Grow(); err != nil {
-				return err
-			}
-			if have := m.totals(); have != large {
-				return fmt.Errorf("totals after growing again: %+v, want %+v", have, large)
-			}
-			return m.unmount()
+	scratch := base.NewSpace()
+	verify := func(last bool) error {
+		m, err := tryMount(scratch, clock.now)
+		if err != nil {
+			return err
 		}
-		if err := verify(); err != nil {
-			t.Errorf("crash %s: %v", img.how, err)
+		have := m.totals()
+		if have != small && have != large || last && have != large {
+			return fmt.Errorf("totals %+v are neither %+v nor %+v", have, small, large)
 		}
+		if dump, err := m.dump(); err != nil || dump != before {
+			return fmt.Errorf("%w: tree differs:\n%s", err, diffLines(dump, before))
+		}
+		if err := m.unmount(); err != nil {
+			return err
+		}
+		if m, err = tryMount(scratch, clock.now); err != nil {
+			return err
+		}
+		if _, err := m.fs.Grow(); err != nil {
+			return err
+		}
+		if have := m.totals(); have != large {
+			return fmt.Errorf("totals after growing again: %+v, want %+v", have, large)
+		}
+		return m.unmount()
 	}
+	trace.Images(record.ADR, record.Options{Subsets: 3, Partial: 1, Alone: 1}, func(img *record.Image) bool {
+		scratch.Load(img)
+		if err := verify(img.Point == len(trace.Events())); err != nil {
+			t.Errorf("crash at %s: %v", img, err)
+		}
+		return true
+	})
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/fsck"
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/mkfs"
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem/record"
 )
 
 // testClock is a clock that stands still until it is told to go on.
@@ -31,6 +32,31 @@ func (c *testClock) now() nvfs.Time {
 }
 
 func (c *testClock) tick() nvfs.Time { c.sec.Add(1); return c.now() }
+
+const pageSize = 4096
+
+// newSpace is the memory of a volume. It checks the discipline of stores,
+// flushes and fences (see record.Space.Lint), and unmount fails if it was
+// broken.
+func newSpace(size uint64) *record.Space { return record.New(size, size) }
+
+// lint returns what was found of the discipline of stores. No operation may
+// run.
+func lint(space pmem.Space) error {
+	s, ok := space.(*record.Space)
+	if !ok {
+		return nil
+	}
+	found := s.Lint()
+	if len(found) == 0 {
+		return nil
+	}
+	text := make([]string, 0, 4)
+	for _, f := range found[:min(4, len(found))] {
+		text = append(text, f.String())
+	}
+	return fmt.Errorf("%d faults in stores, flushes and fences: %s", len(found), strings.Join(text, "; "))
+}
 
 // brief reports whether tests that repeat themselves with other random
 // numbers shall do so less often: with -short, and under the race detector.
@@ -90,7 +116,7 @@ func (m *mounted) unmount() error {
 	if h := m.fs.Health(); h != "" {
 		return errors.New("damage: " + h)
 	}
-	return check(m.space)
+	return errors.Join(lint(m.space), check(m.space))
 }
 
 // check runs fsck.

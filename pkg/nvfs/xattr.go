@@ -39,7 +39,7 @@ func (w *Worker) xattrSet(ino uint64, n layout.Inode) (layout.XattrEntry, error)
 		set = w.xset
 	}
 	for x := set; len(x) > 0; x = x.Next() {
-		if !x.Whole() {
+		if !x.Whole() || bytes.IndexByte(x.Name(), 0) >= 0 {
 			return nil, w.fs.damaged(false, "inode %d: attributes are damaged", ino)
 		}
 	}

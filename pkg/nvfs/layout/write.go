@@ -5,8 +5,9 @@ type Writer interface {
 	Copy(off uint64, src []byte)
 }
 
-// WriteGroup stores the metadata of an empty group: descriptor and bitmaps.
-// It is durable after the caller's fence.
+// WriteGroup stores the metadata of an empty group: descriptor and bitmaps. In
+// group 0 one inode is in use: the root directory, which the caller makes. It
+// is durable after the caller's fence.
 func WriteGroup(p Writer, seed uint32, group uint64, blocks, inodes uint32) {
 	start := GroupStart(group)
 	var block [BlockSize]byte
@@ -16,7 +17,11 @@ func WriteGroup(p Writer, seed uint32, group uint64, blocks, inodes uint32) {
 	p.Copy(start*BlockSize, d)
 	meta := GroupInodeTable + uint32(InodeTableBlocks(inodes))
 	writeBitmap(p, seed, start+GroupBlockBitmap, block[:], meta, blocks, true)
-	writeBitmap(p, seed, start+GroupInodeBitmap, block[:], 0, inodes, true)
+	firstFree := uint32(0)
+	if group == 0 {
+		firstFree = 1
+	}
+	writeBitmap(p, seed, start+GroupInodeBitmap, block[:], firstFree, inodes, true)
 	writeBitmap(p, seed, start+GroupOrphans, block[:], 0, 0, false)
 }
 

@@ -134,22 +134,6 @@ func (f *formatter) root() {
 	n.SetBtime(sec, nsec)
 	layout.Seal(f.seed, 1, n)
 	f.p.Copy(layout.InodeOffset(1, f.sb.InodesPerGroup), n)
-
-	off := layout.ChunkOffset(layout.GroupStart(0)+layout.GroupInodeBitmap, 0)
-	var chunk [layout.ChunkSize]byte
-	c := layout.Chunk(chunk[:])
-	inodes := f.sb.InodesPerGroup
-	for i := range layout.ChunkWords {
-		v := ^uint64(0)
-		if hi := min(inodes, uint32(i+1)*64); hi > uint32(i)*64 {
-			v &^= ^uint64(0) >> (64 - (hi - uint32(i)*64))
-		}
-		c.SetWord(i, v)
-	}
-	c.SetBit(0, true)
-	c.SetCount(layout.ChunkBits - c.Ones())
-	layout.Seal(f.seed, layout.ChunkLocation(off), c)
-	f.p.Copy(off, c)
 }
 
 // superblock writes the copy, then the original.

@@ -35,13 +35,24 @@ func TestLint(t *testing.T) {
 			p.Store64(64, 1)
 			p.Flush(0, 8)
 			fence(t, p)
-		}, []record.Rule{record.Unflushed}},
+		}, []record.Rule{record.Uncovered}},
 		{"stored after the flush", func(p pmem.Persister) {
 			p.Store64(0, 1)
 			p.Flush(0, 8)
 			p.Store64(8, 1)
 			fence(t, p)
+		}, []record.Rule{record.Uncovered}},
+		{"stored after the fence", func(p pmem.Persister) {
+			p.Copy(64, word)
+			fence(t, p)
+			p.Store64(0, 1)
 		}, []record.Rule{record.Unflushed}},
+		{"a long copy over a line that awaits a flush, and another", func(p pmem.Persister) {
+			p.Store64(128, 1)
+			p.Copy(0, make([]byte, 1024))
+			p.Flush(128, 8)
+			fence(t, p)
+		}, []record.Rule{record.DoubleFlush}},
 		{"not fenced", func(p pmem.Persister) { p.Zero(0, 8) }, []record.Rule{record.Unfenced}},
 		{"clean flush", func(p pmem.Persister) {
 			p.Store64(0, 1)

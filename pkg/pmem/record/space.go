@@ -69,6 +69,7 @@ type Space struct {
 	trace      atomic.Pointer[Trace] // being recorded
 	loaded     []uint64              // pages that Load stored to
 	fence      func()
+	store      func()
 }
 
 var _ pmem.Space = (*Space)(nil)
@@ -116,11 +117,14 @@ func (s *Space) Quiet() { s.quiet = true }
 // goroutines; it may panic.
 func (s *Space) AtFence(f func()) { s.fence = f }
 
+// AtStore does the same ahead of each store.
+func (s *Space) AtStore(f func()) { s.store = f }
+
 // NewPersister returns a Persister; they are numbered from 0.
 func (s *Space) NewPersister() pmem.Persister {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := &persister{s: s, num: int32(len(s.persisters)), fence: s.fence, touched: newPageSet(len(s.mem))}
+	p := &persister{s: s, num: int32(len(s.persisters)), fence: s.fence, store: s.store, touched: newPageSet(len(s.mem))}
 	if !s.quiet {
 		p.lint = newLinter()
 	}
@@ -205,6 +209,14 @@ func (s *Space) Load(img *Image) {
 	s.loaded = pages.list(nil)
 }
 
+// Touch notes that the test has changed the page at off itself, so that Reset
+// restores it.
+func (s *Space) Touch(off uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.loaded = append(s.loaded, off/pageSize)
+}
+
 // Snapshot is the present content as an image: what a crash leaves that spares
 // every store so far. While Persisters are in use the Space must be quiet or
 // recording.
@@ -278,6 +290,7 @@ type persister struct {
 	s       *Space
 	num     int32
 	fence   func()
+	store   func()
 	touched pageSet
 	lint    *linter
 }
@@ -304,6 +317,9 @@ func (p *persister) Store64(off uint64, v uint64) {
 	}
 	p.check(off, wordSize)
 	pc := p.caller()
+	if p.store != nil {
+		p.store()
+	}
 	if p.lint != nil {
 		p.lint.store(off, pc)
 	}
@@ -374,6 +390,9 @@ func (p *persister) empty(off uint64, pc uintptr) {
 // checkBulk checks a Copy or Zero.
 func (p *persister) checkBulk(off, n uint64, pc uintptr) {
 	p.check(off, n)
+	if p.store != nil {
+		p.store()
+	}
 	if p.lint != nil {
 		p.lint.bulk(off, n, pc)
 	}
