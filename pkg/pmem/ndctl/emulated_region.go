@@ -191,7 +191,7 @@ func (r *emulatedRegion) repair() error {
 // describe never fails: a region that cannot be read is reported unusable.
 func (r *emulatedRegion) describe() Region {
 	region := Region{Name: r.Name, NUMANode: r.NUMANode, Size: r.Size, Align: r.Align,
-		PersistenceDomain: DomainVolatile, Emulated: true}
+		PersistenceDomain: DomainVolatile, Labels: true, Emulated: true}
 	md, err := r.load()
 	if err != nil {
 		region.Unusable = err.Error()

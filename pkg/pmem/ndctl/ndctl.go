@@ -1,6 +1,7 @@
 // Package ndctl finds and changes persistent-memory regions and namespaces.
-// Manager is the one interface; it is implemented over emulated regions
-// (directories) and, for tests, by a fake.
+// Manager is the one interface: System implements it for the machine's NVDIMMs
+// with sysfs and the command ndctl(1), Emulated for directories that stand in
+// for regions. Subpackage fake has one for tests.
 package ndctl
 
 import (
@@ -18,6 +19,10 @@ const (
 	FSDax  Mode = "fsdax"
 	Sector Mode = "sector"
 )
+
+// Raw is the mode of namespaces that something else made or that a crash left;
+// none is created in it.
+const Raw Mode = "raw"
 
 // PersistenceDomain is the kernel's name for what survives a power cut.
 type PersistenceDomain string
@@ -41,12 +46,17 @@ type Region struct {
 	LargestExtent     uint64            `json:"largestExtent"` // largest namespace that can be created now
 	Align             uint64            `json:"align"`         // sizes are multiples of this
 	PersistenceDomain PersistenceDomain `json:"persistenceDomain"`
+	InterleaveWidth   int               `json:"interleaveWidth,omitempty"` // NVDIMMs that it is spread over
+	Labels            bool              `json:"labels"`                    // it can be divided into namespaces
+	ReadOnly          bool              `json:"readOnly,omitempty"`
+	BadBytes          uint64            `json:"badBytes,omitempty"` // known to be unreadable (poison)
 	Emulated          bool              `json:"emulated"`
 	Unusable          string            `json:"unusable,omitempty"` // why no namespace can be made, with the remedy; "" if usable
 }
 
 // Namespace is a carved part of a region. Name is the identity: numbers such
-// as namespace0.1 change over a reboot.
+// as namespace0.1 change over a reboot. A namespace without a name goes by its
+// UUID; one that has neither (it fills a region without labels) is listed only.
 type Namespace struct {
 	Name     string `json:"name"`
 	UUID     string `json:"uuid"`
@@ -57,6 +67,7 @@ type Namespace struct {
 	Raw      uint64 `json:"raw"`    // bytes taken from the region
 	Device   string `json:"device"` // path to map or mount
 	InUse    bool   `json:"inUse"`
+	BadBytes uint64 `json:"badBytes,omitempty"` // known to be unreadable (poison)
 	Emulated bool   `json:"emulated"`
 	Lost     string `json:"lost,omitempty"` // what is gone of its backing; "" when it is there
 }

@@ -3,13 +3,15 @@ package ndctl
 // A namespace offers less than it takes from its region: the kernel keeps an
 // info block and, for some modes, page structures or a sector map in it. What
 // follows models a kernel with map=dev for fsdax and map=mem for devdax, and
-// was compared with a 6.1 kernel: 256 MiB of fsdax offer 250 MiB, 128 MiB of
-// sector offer 126.8 MiB.
+// was compared with a 6.1 kernel; a small fsdax namespace may offer up to 2 MiB
+// more.
 const (
 	infoBlock  = 2 << 20 // pfn or dax info block, padded to a huge page
 	hugePage   = 2 << 20
-	bttArena   = 1 << 20 // BTT info blocks and flog
-	bttMap     = 1024    // one 4-byte map entry a 4 KiB sector
+	bttMinimum = 16 << 20          // what is not larger holds no arena
+	bttArena   = 1<<20 + 32<<10    // free blocks, flog and info blocks of an arena
+	bttLargest = uint64(512) << 30 // bytes of an arena
+	bttMap     = 1024              // one 4-byte map entry a 4 KiB sector
 	sectorSize = 4096
 )
 
@@ -18,7 +20,7 @@ const (
 //
 //	devdax: raw - 2 MiB
 //	fsdax:  raw - raw/64 (page structures, rounded up to 2 MiB) - 2 MiB
-//	sector: raw - raw/1024 (sector map) - 1 MiB, in whole sectors
+//	sector: raw - raw/1024 (sector map) - 1056 KiB an arena of 512 GiB, in whole sectors
 func UsableSize(mode Mode, raw uint64) uint64 {
 	switch mode {
 	case DevDax:
@@ -26,7 +28,11 @@ func UsableSize(mode Mode, raw uint64) uint64 {
 	case FSDax:
 		return without(raw, roundUp(raw/64, hugePage)+infoBlock) / hugePage * hugePage
 	case Sector:
-		return without(raw, raw/bttMap+bttArena) / sectorSize * sectorSize
+		if raw <= bttMinimum {
+			return 0
+		}
+		arenas := (raw-1)/bttLargest + 1
+		return without(raw, raw/bttMap+arenas*bttArena) / sectorSize * sectorSize
 	}
 	return 0
 }
