@@ -21,7 +21,10 @@ type buffers struct {
 func newBuffers() (*buffers, error) {
 	page := os.Getpagesize()
 	half := (lineSize + writeHeaderSize + MaxWrite + page - 1) / page * page
-	mem, err := unix.Mmap(-1, 0, 2*half, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	// Populated: a thread that is killed while the kernel copies a request to
+	// memory that is not there yet fails the request instead of leaving it to
+	// be sent again.
+	mem, err := unix.Mmap(-1, 0, 2*half, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
 	if err != nil {
 		return nil, fmt.Errorf("request buffers: %w", err)
 	}

@@ -29,6 +29,8 @@ type dev struct {
 	fs   Filesystem
 	conn *conn
 	opts Options
+	// reason is why it serves although another transport was preferred.
+	reason string
 
 	stopping atomic.Bool
 	threads  []interruptible
@@ -37,7 +39,11 @@ type dev struct {
 }
 
 func (d *dev) Name() string      { return devName }
+func (d *dev) Reason() string    { return d.reason }
 func (d *dev) Session() *Session { return d.conn.session.Load() }
+
+// Progress implements Progress.
+func (d *dev) Progress() []uint64 { return d.conn.progress() }
 
 // Serve implements Transport.
 func (d *dev) Serve(ctx context.Context) error {
@@ -138,13 +144,7 @@ func (d *dev) run(i int, ready chan<- struct{}) error {
 			return err
 		}
 	}
-	// Memory allocated for the thread in the kernel must not wait for the
-	// filesystem that the thread itself serves. Needs CAP_SYS_RESOURCE; it is
-	// a safeguard only.
-	_ = unix.Prctl(unix.PR_SET_IO_FLUSHER, 1, 0, 0, 0)
-	// Poisoned or truncated memory fails the request that touches it.
-	debug.SetPanicOnFault(true)
-
+	beServingThread()
 	w, err := d.fs.NewWorker()
 	if err != nil {
 		return fmt.Errorf("FUSE thread %d: %w", i, err)
@@ -155,8 +155,24 @@ func (d *dev) run(i int, ready chan<- struct{}) error {
 	}
 	t := devThread{dev: d, fd: d.fd.Fd(), b: b}
 	t.h = newHandler(d.conn, w, &t)
-	err = t.serve(ready)
+	if d.opts.Resume != nil && ready != nil {
+		err = t.replay(d.opts.Resume)
+	}
+	if err == nil {
+		err = t.serve(ready)
+	}
 	return errors.Join(err, b.free())
+}
+
+// beServingThread gives the calling thread, to which its goroutine is locked,
+// what threads that serve requests need.
+func beServingThread() {
+	// Memory allocated for the thread in the kernel must not wait for the
+	// filesystem that the thread itself serves. Needs CAP_SYS_RESOURCE; it is
+	// a safeguard only.
+	_ = unix.Prctl(unix.PR_SET_IO_FLUSHER, 1, 0, 0, 0)
+	// Poisoned or truncated memory fails the request that touches it.
+	debug.SetPanicOnFault(true)
 }
 
 func pin(cpu int) error {
@@ -193,11 +209,7 @@ func (t *devThread) serve(ready chan<- struct{}) error {
 		if n == 0 {
 			continue
 		}
-		if n = t.h.handle(t.b.msg[:n], t.b.out); n > 0 {
-			err = t.reply(n)
-		}
-		t.h.done()
-		if err != nil {
+		if err := t.answer(n); err != nil {
 			return ended(err)
 		}
 		if e := t.dev.conn.initErr.Load(); e != nil {
@@ -206,18 +218,33 @@ func (t *devThread) serve(ready chan<- struct{}) error {
 	}
 }
 
+// answer executes the request of n bytes that was read, and replies.
+func (t *devThread) answer(n int) (err error) {
+	if n = t.h.handle(t.b.msg[:n], t.b.out); n > 0 {
+		err = t.reply(n)
+	}
+	t.h.done()
+	return err
+}
+
 // read returns the length of the next request; 0 when there is none after
-// all. A thread that waits here must not hold up the garbage collector, so
-// the call goes through the scheduler.
+// all.
 func (t *devThread) read() (int, error) {
-	n, _, e := unix.Syscall(unix.SYS_READ, t.fd, uintptr(unsafe.Pointer(unsafe.SliceData(t.b.msg))), uintptr(len(t.b.msg)))
+	n, e := t.readOnce()
 	switch e {
 	case 0:
-		return int(n), nil
+		return n, nil
 	case unix.EINTR, unix.EAGAIN, unix.ENOENT: // ENOENT: interrupted before it was read
 		return 0, nil
 	}
 	return 0, e
+}
+
+// readOnce is read(2). A thread that waits here must not hold up the garbage
+// collector, so the call goes through the scheduler.
+func (t *devThread) readOnce() (int, syscall.Errno) {
+	n, _, e := unix.Syscall(unix.SYS_READ, t.fd, uintptr(unsafe.Pointer(unsafe.SliceData(t.b.msg))), uintptr(len(t.b.msg)))
+	return int(n), e
 }
 
 // shortReply is the length up to which a reply is written without telling the
@@ -252,21 +279,10 @@ func (t *devThread) write(n int) syscall.Errno {
 	return e
 }
 
-// invalAttr implements notifier. Only attributes are named (a negative
-// offset), so the kernel takes no page lock, which the request being served
-// might hold.
+// invalAttr implements notifier.
 func (t *devThread) invalAttr(id nvfs.NodeID) {
-	type inval struct {
-		fuse.OutHeader
-		fuse.NotifyInvalInodeOut
-	}
-	msg := inval{
-		OutHeader:           fuse.OutHeader{Length: uint32(unsafe.Sizeof(inval{})), Status: notifyInvalInode},
-		NotifyInvalInodeOut: fuse.NotifyInvalInodeOut{Ino: uint64(id), Off: -1},
-	}
-	buf := unsafe.Slice((*byte)(unsafe.Pointer(&msg)), unsafe.Sizeof(msg))
 	// ENOENT: the kernel does not know the inode, so nothing of it is stale.
-	if _, err := unix.Write(int(t.fd), buf); err != nil && err != unix.ENOENT && !gone(err) {
+	if err := invalidate(t.fd, id); err != nil && err != unix.ENOENT && !gone(err) {
 		klog.ErrorS(err, "Invalidating attributes failed", "node", uint64(id))
 	}
 }

@@ -16,21 +16,42 @@ import (
 // inProcess serves a null filesystem in the test process. The test must touch
 // it by plain system calls only.
 type inProcess struct {
-	t    *testing.T
-	dir  string
-	fd   *os.File
-	fs   Filesystem
-	stop context.CancelFunc
-	done chan error
-	tr   Transport
+	t         *testing.T
+	transport string
+	dir       string
+	fd        *os.File
+	fs        Filesystem
+	stop      context.CancelFunc
+	done      chan error
+	tr        Transport
 }
 
-func startInProcess(t *testing.T) *inProcess {
-	needMount(t)
+// eachTransport runs a test with each transport.
+func eachTransport(t *testing.T, test func(t *testing.T, transport string)) {
+	for _, transport := range transports {
+		t.Run(transport, func(t *testing.T) { test(t, transport) })
+	}
+}
+
+func startInProcess(t *testing.T, transport string) *inProcess {
+	p := mountInProcess(t, transport, smallNull(t))
+	p.serve(nil)
+	return p
+}
+
+// smallNull is a null filesystem of 8 MiB.
+func smallNull(t *testing.T) Filesystem {
 	space, err := pmem.NewMemory(8 << 20)
 	must(t, err)
-	p := &inProcess{t: t, dir: t.TempDir(), fs: NewNull(space)}
-	p.fd, err = Mount(p.dir, MountOptions{Source: "null"})
+	return NewNull(space)
+}
+
+// mountInProcess mounts fs; serve is to follow.
+func mountInProcess(t *testing.T, transport string, fs Filesystem) *inProcess {
+	needMount(t)
+	p := &inProcess{t: t, transport: transport, dir: t.TempDir(), fs: fs}
+	var err error
+	p.fd, err = Mount(p.dir, MountOptions{Source: "null", Transport: transport})
 	must(t, err)
 	t.Cleanup(func() {
 		p.fd.Close()
@@ -38,16 +59,25 @@ func startInProcess(t *testing.T) *inProcess {
 			Detach(p.dir)
 		}
 	})
-	p.serve(nil)
 	return p
 }
 
 // serve starts a transport and returns when it is ready.
 func (p *inProcess) serve(s *Session) {
 	p.t.Helper()
+	p.serveBy(s, func(Transport) {})
+	if p.tr.Name() != p.transport || p.tr.Reason() != "" {
+		p.t.Fatalf("served by %s, %q", p.tr.Name(), p.tr.Reason())
+	}
+}
+
+// serveBy is serve with a transport that the test changes before it starts.
+func (p *inProcess) serveBy(s *Session, change func(Transport)) {
+	p.t.Helper()
 	ready := make(chan struct{})
-	tr, err := NewTransport(p.fd, p.fs, Options{Threads: 3, Pin: []int{0}, Session: s, OnReady: func(Session) { close(ready) }})
+	tr, err := NewTransport(p.fd, p.fs, Options{Transport: p.transport, Threads: 3, Pin: []int{0}, Session: s, OnReady: func(Session) { close(ready) }})
 	must(p.t, err)
+	change(tr)
 	ctx, stop := context.WithCancel(context.Background())
 	p.t.Cleanup(stop)
 	p.tr, p.stop, p.done = tr, stop, make(chan error, 1)
@@ -59,8 +89,17 @@ func (p *inProcess) serve(s *Session) {
 	}
 }
 
-func TestServeEndsAtUnmount(t *testing.T) {
-	p := startInProcess(t)
+// end unmounts and returns what Serve returned.
+func (p *inProcess) end() error {
+	p.t.Helper()
+	must(p.t, Unmount(p.dir))
+	return <-p.done
+}
+
+func TestServeEndsAtUnmount(t *testing.T) { eachTransport(t, testServeEndsAtUnmount) }
+
+func testServeEndsAtUnmount(t *testing.T, transport string) {
+	p := startInProcess(t, transport)
 	must(t, os.WriteFile(filepath.Join(p.dir, "f"), []byte("x"), 0o644))
 	runtime.GC() // threads that wait for requests must not hold it up
 	top, err := Top(p.dir)
@@ -82,18 +121,18 @@ func TestServeEndsAtUnmount(t *testing.T) {
 
 // A connection goes on with another server, which continues the session.
 func TestServeStopsAndIsContinued(t *testing.T) {
-	p := startInProcess(t)
+	p := startInProcess(t, devName)
 	path := filepath.Join(p.dir, "f")
 	must(t, os.WriteFile(path, []byte("content"), 0o644))
 	f, err := os.Open(path)
 	must(t, err)
 	defer f.Close()
 	for range 5 {
-		session := p.tr.Session()
 		p.stop()
 		if err := <-p.done; !errors.Is(err, context.Canceled) {
 			t.Fatalf("Serve: %v", err)
 		}
+		session := p.tr.Session()
 		// A request that comes while nobody serves waits for the successor.
 		var st unix.Statfs_t
 		answered := make(chan error, 1)
@@ -113,8 +152,10 @@ func TestServeStopsAndIsContinued(t *testing.T) {
 	}
 }
 
-func TestAbort(t *testing.T) {
-	p := startInProcess(t)
+func TestAbort(t *testing.T) { eachTransport(t, testAbort) }
+
+func testAbort(t *testing.T, transport string) {
+	p := startInProcess(t, transport)
 	top, err := Top(p.dir)
 	must(t, err)
 	must(t, AbortConnection(top.Connection))
@@ -126,15 +167,17 @@ func TestAbort(t *testing.T) {
 	}
 }
 
-func TestServeRefusedInit(t *testing.T) {
+func TestServeRefusedInit(t *testing.T) { eachTransport(t, testServeRefusedInit) }
+
+func testServeRefusedInit(t *testing.T, transport string) {
 	needMount(t)
 	dir := t.TempDir()
-	fd, err := Mount(dir, MountOptions{Source: "null"})
+	fd, err := Mount(dir, MountOptions{Source: "null", Transport: transport})
 	must(t, err)
 	defer Detach(dir)
 	defer fd.Close()
 	failing := workerFunc(func() (Worker, error) { return nil, unix.ENOMEM })
-	tr, err := NewTransport(fd, failing, Options{})
+	tr, err := NewTransport(fd, failing, Options{Transport: transport})
 	must(t, err)
 	if err := tr.Serve(context.Background()); !errors.Is(err, unix.ENOMEM) {
 		t.Errorf("Serve: %v, want ENOMEM", err)

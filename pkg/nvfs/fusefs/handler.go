@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"unsafe"
@@ -17,6 +18,8 @@ import (
 // conn is one FUSE connection, shared by the handlers of all its threads.
 type conn struct {
 	cache CacheMode
+	// transport is the one that is wanted of the kernel.
+	transport string
 	// onPanic, when not nil, is told of requests that failed by a panic or a
 	// memory fault.
 	onPanic func(Fault)
@@ -24,6 +27,13 @@ type conn struct {
 	session atomic.Pointer[Session]
 	// initErr is why INIT was refused.
 	initErr atomic.Pointer[error]
+	// onSession, when not nil, saves the session before the kernel gets it.
+	onSession func(Session) error
+	// resume is set when another server's requests are sent again.
+	resume *Resume
+
+	handlersMu sync.Mutex
+	handlers   []*handler
 }
 
 // Fault is a request that ended in a panic: a defect, or memory of the volume
@@ -51,6 +61,7 @@ type handler struct {
 	w     Worker
 	note  notifier
 	begun bool
+	turns atomic.Uint64 // see Progress
 
 	req    nvfs.Request
 	attr   nvfs.Attr
@@ -63,6 +74,7 @@ type handler struct {
 func newHandler(c *conn, w Worker, n notifier) *handler {
 	h := &handler{conn: c, w: w, note: n}
 	h.dir.yield = h.dir.add
+	c.add(h)
 	return h
 }
 
@@ -71,6 +83,7 @@ func newHandler(c *conn, w Worker, n notifier) *handler {
 // reply; 0 is none. done must be called once the reply has been given to the
 // kernel. Both buffers are aligned to 8 bytes.
 func (h *handler) handle(msg, out []byte) int {
+	h.turns.Add(1)
 	hdr, _ := arg[fuse.InHeader](msg)
 	if hdr == nil {
 		return 0 // without a unique there is nothing to reply to
@@ -99,6 +112,7 @@ func (h *handler) done() {
 		h.begun = false
 		h.w.End()
 	}
+	h.turns.Add(1)
 }
 
 // guarded makes a panic in the request, or a fault in the memory it touched,
@@ -134,10 +148,10 @@ func (h *handler) execute(hdr *fuse.InHeader, msg, body []byte) (int, error) {
 		return h.init(msg, body)
 	}
 	s := h.conn.session.Load()
-	if s == nil {
+	if s == nil || h.conn.refused(hdr.Unique) {
 		return 0, syscall.EIO
 	}
-	h.req = nvfs.Request{Conn: s.ConnID, Unique: hdr.Unique &^ resendBit, UID: hdr.Uid, GID: hdr.Gid}
+	h.req = nvfs.Request{Conn: s.ConnID, Unique: hdr.Unique &^ resendBit, UID: hdr.Uid, GID: hdr.Gid, Resent: hdr.Unique&resendBit != 0}
 	h.begun = true
 	h.w.Begin(&h.req)
 	if s.unimplemented(op) {
@@ -169,8 +183,17 @@ func (h *handler) refuse(op opcode, hdr *fuse.InHeader) error {
 
 func (h *handler) init(msg, body []byte) (int, error) {
 	in, _ := arg[fuse.InitIn](msg)
-	if in == nil || h.conn.session.Load() != nil {
+	if in == nil {
 		return 0, syscall.EIO
+	}
+	if s := h.conn.session.Load(); s != nil {
+		if h.conn.resume == nil {
+			return 0, syscall.EIO
+		}
+		// The server before had fixed the session and not told the kernel.
+		out, n := reply[fuse.InitOut](body)
+		*out = s.initReply(in)
+		return n, nil
 	}
 	if in.Major > protocolMajor {
 		// The kernel asks again with the version it is told.
@@ -182,6 +205,12 @@ func (h *handler) init(msg, body []byte) (int, error) {
 	err := fmt.Errorf("the kernel speaks FUSE %d.%d, not %d", in.Major, in.Minor, protocolMajor)
 	if in.Major == protocolMajor {
 		s, err = negotiate(in.Minor, in.Flags64(), h.conn.cache)
+	}
+	if err == nil {
+		s.choose(h.conn.transport, in.Flags64())
+	}
+	if err == nil && h.conn.onSession != nil {
+		err = h.conn.onSession(*s)
 	}
 	if err != nil {
 		h.conn.initErr.Store(&err)

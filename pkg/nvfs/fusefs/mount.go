@@ -11,6 +11,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 )
 
 // FSType is the type of a mounted volume, in /proc/mounts and for mount(2).
@@ -24,6 +25,9 @@ type MountOptions struct {
 	// AllowOther lets users other than the one that mounts in; permissions
 	// are checked by the kernel in either case.
 	AllowOther bool
+	// Transport is that which the connection is to be served by. For uring,
+	// and for auto if possible, FUSE over io_uring is switched on.
+	Transport string
 	// Flags are further generic flags by name: nosuid, noexec, and so on.
 	Flags []string
 }
@@ -77,6 +81,9 @@ func Mount(mountpoint string, o MountOptions) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := o.offerUring(); err != nil {
+		return nil, err
+	}
 	// Not os.Open: the descriptor must stay out of the runtime's poller.
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -95,6 +102,23 @@ func Mount(mountpoint string, o MountOptions) (*os.File, error) {
 		return nil, errors.Join(fmt.Errorf("mount %s at %s: %w", source, mountpoint, err), unix.Close(fd))
 	}
 	return os.NewFile(uintptr(fd), "/dev/fuse"), nil
+}
+
+// offerUring lets the kernel offer FUSE over io_uring to the connection.
+// Whoever prefers it only is served over /dev/fuse when that fails.
+func (o *MountOptions) offerUring() error {
+	transport, err := ParseTransport(o.Transport)
+	if err != nil || transport == devName {
+		return err
+	}
+	changed, err := EnableUring()
+	switch {
+	case err == nil && changed:
+		klog.InfoS("FUSE over io_uring was off on this machine and has been switched on", "parameter", uringParameter)
+	case err != nil && transport == uringName:
+		return fmt.Errorf("transport uring cannot be used; use transport=dev, or auto: %w", err)
+	}
+	return nil
 }
 
 // Unmount unmounts the topmost mount at mountpoint; EBUSY when it is in use.

@@ -13,7 +13,13 @@ import (
 // BenchmarkMounted measures whole operations over the kernel on a filesystem
 // that does next to nothing.
 func BenchmarkMounted(b *testing.B) {
-	dir := mounted(b, nullKind, CacheThrough)
+	for _, transport := range transports {
+		b.Run(transport, func(b *testing.B) { benchMounted(b, transport) })
+	}
+}
+
+func benchMounted(b *testing.B, transport string) {
+	dir := mounted(b, nullKind, CacheThrough, transport)
 	path := filepath.Join(dir, "f")
 	must(b, os.WriteFile(path, make([]byte, 1<<20), 0o644))
 	for _, size := range []int{4 << 10, 512 << 10} {

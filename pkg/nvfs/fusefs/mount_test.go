@@ -19,15 +19,17 @@ import (
 // TestMounted checks that requests and replies mean to the kernel what they
 // mean here, in every cache mode.
 func TestMounted(t *testing.T) {
-	for _, kind := range []fsKind{nullKind, engineKind} {
-		for _, cache := range []CacheMode{CacheThrough, CacheDirect, CacheWriteback} {
-			t.Run(fmt.Sprintf("%s/%s", kind, cache), func(t *testing.T) { testMounted(t, kind, cache) })
+	for _, transport := range transports {
+		for _, kind := range []fsKind{nullKind, engineKind} {
+			for _, cache := range []CacheMode{CacheThrough, CacheDirect, CacheWriteback} {
+				t.Run(fmt.Sprintf("%s/%s/%s", transport, kind, cache), func(t *testing.T) { testMounted(t, kind, cache, transport) })
+			}
 		}
 	}
 }
 
-func testMounted(t *testing.T, kind fsKind, cache CacheMode) {
-	root := mounted(t, kind, cache)
+func testMounted(t *testing.T, kind fsKind, cache CacheMode, transport string) {
+	root := mounted(t, kind, cache, transport)
 	for name, test := range mountedTests {
 		if name == "acl" && kind == nullKind {
 			continue // has none

@@ -17,14 +17,15 @@ import (
 )
 
 // serveEnv makes the test binary serve the mounted descriptor 3: its value is
-// a kind of filesystem and a cache mode. A process must not serve what it maps into memory itself: a
-// page fault would stop its garbage collector.
+// a kind of filesystem, a cache mode and a transport. A process must not serve
+// what it maps into memory itself: a page fault would stop its garbage
+// collector.
 const serveEnv = "FUSEFS_TEST_SERVE"
 
 func TestMain(m *testing.M) {
 	if what := os.Getenv(serveEnv); what != "" {
-		kind, cache, _ := strings.Cut(what, " ")
-		if err := serve(fsKind(kind), CacheMode(cache)); err != nil {
+		words := strings.Fields(what)
+		if err := serve(fsKind(words[0]), CacheMode(words[1]), words[2]); err != nil {
 			fmt.Fprintln(os.Stderr, "serve:", err)
 			os.Exit(1)
 		}
@@ -41,7 +42,7 @@ const (
 	engineKind fsKind = "engine"
 )
 
-func serve(kind fsKind, cache CacheMode) error {
+func serve(kind fsKind, cache CacheMode, transport string) error {
 	space, err := pmem.NewMemory(64 << 20)
 	if err != nil {
 		return err
@@ -53,7 +54,7 @@ func serve(kind fsKind, cache CacheMode) error {
 		}
 	}
 	fd := os.NewFile(3, "/dev/fuse")
-	t, err := NewTransport(fd, files, Options{Cache: cache, Threads: 4, OnPanic: func(f Fault) {
+	t, err := NewTransport(fd, files, Options{Transport: transport, Cache: cache, Threads: 4, OnPanic: func(f Fault) {
 		fmt.Fprintf(os.Stderr, "%v\n%s", f, f.Stack)
 	}})
 	if err != nil {
@@ -75,6 +76,9 @@ func newEngine(space pmem.Space) (Filesystem, error) {
 
 func (e engine) NewWorker() (Worker, error) { return e.fs.NewWorker() }
 
+// transports are the names of all of them.
+var transports = []string{devName, uringName}
+
 // needMount fails a test that cannot run: that is a defect of its
 // environment, not a success.
 func needMount(t testing.TB) {
@@ -89,7 +93,7 @@ func needMount(t testing.TB) {
 
 // mounted mounts a filesystem that another process serves, and unmounts
 // it at the end of the test.
-func mounted(t testing.TB, kind fsKind, cache CacheMode) string {
+func mounted(t testing.TB, kind fsKind, cache CacheMode, transport string) string {
 	t.Helper()
 	needMount(t)
 	// Unlike t.TempDir's, open to other users.
@@ -97,10 +101,10 @@ func mounted(t testing.TB, kind fsKind, cache CacheMode) string {
 	must(t, err)
 	t.Cleanup(func() { os.Remove(dir) })
 	must(t, os.Chmod(dir, 0o755))
-	fd, err := Mount(dir, MountOptions{Source: "null", AllowOther: true})
+	fd, err := Mount(dir, MountOptions{Source: "null", AllowOther: true, Transport: transport})
 	must(t, err)
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s", serveEnv, kind, cache))
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %s", serveEnv, kind, cache, transport))
 	cmd.ExtraFiles = []*os.File{fd}
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	err = cmd.Start()

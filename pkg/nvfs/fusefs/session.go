@@ -66,10 +66,15 @@ type Session struct {
 	// kernel does not send it again.
 	Enosys uint64    `json:"enosys"`
 	Cache  CacheMode `json:"cache"`
+	// Transport is how requests travel; "" is dev.
+	Transport string `json:"transport,omitempty"`
 }
 
 // has reports whether capability flag is in force.
 func (s *Session) has(flag uint64) bool { return s.Flags&flag != 0 }
+
+// CanContinue reports whether another server can go on with the connection.
+func (s *Session) CanContinue() bool { return s.Transport != uringName }
 
 // unimplemented reports whether op is answered ENOSYS for good.
 func (s *Session) unimplemented(op opcode) bool { return op < 64 && s.Enosys>>op&1 != 0 }
@@ -109,6 +114,15 @@ func negotiate(minor uint32, offered uint64, cache CacheMode) (*Session, error) 
 	}
 	s.ConnID = binary.LittleEndian.Uint64(id[:])
 	return s, nil
+}
+
+// choose fixes the transport: uring where it is wanted and offered, else dev.
+func (s *Session) choose(wanted string, offered uint64) {
+	s.Transport = devName
+	if wanted == uringName && offered&fuse.CAP_OVER_IO_URING != 0 {
+		s.Transport = uringName
+		s.Flags |= fuse.CAP_OVER_IO_URING
+	}
 }
 
 // enosysAnswers is the set of opcodes the kernel is told never to send.
