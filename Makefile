@@ -2,6 +2,8 @@
 # make demo    one volume from CreateVolume to DeleteVolume, shown step by step
 # make test    everything that is tested, set-up included (root; at most 15 minutes)
 # make e2e     only the tests on real mounts
+# make e2e-qemu        real namespaces in QEMU guests (root; at most 12 minutes)
+# make e2e-qemu-smoke  one guest, one devdax namespace
 # make lint    gofmt, go vet, staticcheck
 # make crash   crash images in depth (over an hour); crash-selftest: planted mistakes
 # make bench   flush modes and filesystems side by side (idle machine; about 15 minutes)
@@ -24,7 +26,7 @@ RACE_ENGINE := Concurrent|UnderLoad|Abort|Worker|Threads|Cancelled
 # Where the tests run that need no mount of their own making.
 UNIT_PKGS := $$(go list ./... | grep -v /test/e2e)
 
-.PHONY: all build setup demo test unit race e2e arm64 lint bench crash crash-selftest docs clean
+.PHONY: all build setup demo test unit race e2e arm64 e2e-qemu e2e-qemu-smoke lint bench crash crash-selftest docs clean
 
 all: build
 
@@ -51,12 +53,25 @@ race:
 e2e: setup build
 	NVFS_CSI=$(CURDIR)/$(BIN) go test -timeout 10m ./test/e2e/...
 
+# Guests need QEMU and some tools of the host; all else comes from packages
+# that are downloaded once, to ~/.cache/nvfs-csi/qemu.
+QEMU_TOOLS := qemu-system-x86_64 mke2fs depmod modprobe xz
+
+e2e-qemu:
+	@test/setup.sh $(QEMU_TOOLS)
+	go test -tags qemu -count=1 -timeout 20m -v ./test/e2e/qemu
+
+e2e-qemu-smoke:
+	@test/setup.sh $(QEMU_TOOLS)
+	go test -tags qemu -count=1 -timeout 8m -v -run '^TestSmoke$$' ./test/e2e/qemu
+
 arm64: setup
 	test/arm64.sh
 
 lint:
 	@unformatted=$$(gofmt -l cmd pkg test); if [ -n "$$unformatted" ]; then echo "gofmt: $$unformatted" >&2; exit 1; fi
 	go vet ./...
+	go vet -tags qemu ./test/e2e/qemu/...
 	go run $(STATICCHECK) ./...
 
 bench: build

@@ -18,6 +18,17 @@ wanted=(
 	ps:procps                         # leftover checks
 	qemu-aarch64-static:qemu-user-static # the arm64 flush modes
 )
+# Only when they are named: what guests with NVDIMMs are made with.
+guests=(
+	qemu-system-x86_64:qemu-system-x86
+	mke2fs:e2fsprogs
+	depmod:kmod
+	modprobe:kmod
+	xz:xz-utils
+)
+if [ $# -gt 0 ]; then
+	wanted+=("${guests[@]}")
+fi
 
 # root also finds the tools of sbin when PATH does not name it.
 PATH=$PATH:/usr/sbin:/sbin

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,27 +22,43 @@ type regionFlags struct {
 
 func (r *regionFlags) addTo(cmd *cobra.Command) {
 	cmd.Flags().StringArrayVar(&r.emulate, "emulate", nil,
-		"use a directory as an emulated region, such as dir=/dev/shm/nvfs,numa=0,size=4Gi; repeat for several")
+		"instead of the machine's regions, use a directory as an emulated one, such as dir=/dev/shm/nvfs,numa=0,size=4Gi; repeat for several")
 }
 
-// manager returns the manager of the regions, or nil when no region is
-// described. lockDir may be empty.
+// defaultLockDir is where the driver keeps its state, and with it the lock
+// that serialises changes of regions.
+const defaultLockDir = "/var/lib/csi.nvfs.dev"
+
+// repairTimeout bounds how long a start waits for another process that changes
+// namespaces.
+const repairTimeout = 2 * time.Minute
+
+// manager returns the manager of the regions that are described, or, when none
+// is, of the machine's. For emulated regions lockDir may be empty.
 func (r *regionFlags) manager(lockDir string) (ndctl.Manager, error) {
 	regions, err := r.described()
-	if len(regions) == 0 || err != nil {
+	if err != nil {
 		return nil, err
 	}
-	return ndctl.NewEmulated(regions, lockDir)
+	if len(regions) > 0 {
+		return ndctl.NewEmulated(regions, lockDir)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), repairTimeout)
+	defer cancel()
+	return ndctl.NewSystem(ctx, lockDir)
 }
 
 // view is manager for commands that change nothing in a region, and so must
 // not make its directory either.
 func (r *regionFlags) view() (ndctl.Manager, error) {
 	regions, err := r.described()
-	if len(regions) == 0 || err != nil {
+	if err != nil {
 		return nil, err
 	}
-	return ndctl.ViewEmulated(regions)
+	if len(regions) > 0 {
+		return ndctl.ViewEmulated(regions)
+	}
+	return ndctl.ViewSystem(), nil
 }
 
 func (r *regionFlags) described() ([]ndctl.EmulatedRegion, error) {
@@ -77,7 +94,7 @@ func (r *regionFlags) resolve(ctx context.Context, arg string) (backing, error) 
 		}
 		if _, err := os.Stat(arg); errors.Is(err, fs.ErrNotExist) {
 			return backing{}, fmt.Errorf("%q is neither a file here nor the name of a namespace; "+
-				"nvfs-csi discover lists namespaces, those of emulated regions with --emulate: %w", arg, fs.ErrNotExist)
+				"nvfs-csi discover lists namespaces, with --emulate those of emulated regions: %w", arg, fs.ErrNotExist)
 		}
 	}
 	abs, err := filepath.Abs(arg)
@@ -89,7 +106,7 @@ func (r *regionFlags) resolve(ctx context.Context, arg string) (backing, error) 
 
 func (r *regionFlags) namespace(ctx context.Context, name string) (ndctl.Namespace, bool, error) {
 	m, err := r.view()
-	if m == nil || err != nil {
+	if err != nil {
 		return ndctl.Namespace{}, false, err
 	}
 	ns, err := m.Namespace(ctx, name)

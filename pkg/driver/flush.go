@@ -12,10 +12,5 @@ func checkFlush(mode string, region ndctl.Region) error {
 	if err != nil {
 		return err
 	}
-	backing := pmem.Backing{Path: "region " + region.Name, Kind: pmem.KindDevDax, NUMANode: region.NUMANode,
-		Domain: pmem.PersistenceDomain(region.PersistenceDomain)}
-	if region.Emulated {
-		backing.Kind, backing.Volatile = pmem.KindTmpfs, true
-	}
-	return pmem.CheckMode(backing, region.Emulated, m)
+	return pmem.CheckMode(ndctl.BackingOf(region), region.Emulated, m)
 }

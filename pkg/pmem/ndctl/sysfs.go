@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,14 +25,38 @@ type ndBus struct {
 
 var systemBus = ndBus{devices: "/sys/bus/nd/devices", block: "/sys/class/block", dev: "/dev", lstat: unix.Lstat}
 
+// namePattern says whether a name is that of one kind of device.
+type namePattern func(name string) bool
+
 // The names of the devices on the bus.
 var (
-	regionDevice    = regexp.MustCompile(`^region[0-9]+$`)
-	namespaceDevice = regexp.MustCompile(`^namespace([0-9]+)\.[0-9]+$`)
-	claimDevice     = regexp.MustCompile(`^(btt|pfn|dax)[0-9]+\.[0-9]+$`)
-	dimmDevice      = regexp.MustCompile(`^nmem[0-9]+$`)
-	daxDevice       = regexp.MustCompile(`^dax[0-9]+\.[0-9]+$`)
+	regionDevice    = numbered("region", 1)
+	namespaceDevice = numbered("namespace", 2)
+	claimDevice     = oneOf(numbered("btt", 2), numbered("pfn", 2), numbered("dax", 2))
+	dimmDevice      = numbered("nmem", 1)
+	daxDevice       = numbered("dax", 2)
 )
+
+// numbered matches a prefix that is followed by that many decimal numbers with
+// dots between them.
+func numbered(prefix string, numbers int) namePattern {
+	return func(name string) bool {
+		rest, ok := strings.CutPrefix(name, prefix)
+		if !ok {
+			return false
+		}
+		fields := strings.Split(rest, ".")
+		return len(fields) == numbers && !slices.ContainsFunc(fields, func(f string) bool {
+			return f == "" || strings.Trim(f, "0123456789") != ""
+		})
+	}
+}
+
+func oneOf(patterns ...namePattern) namePattern {
+	return func(name string) bool {
+		return slices.ContainsFunc(patterns, func(p namePattern) bool { return p(name) })
+	}
+}
 
 // maxAttribute is the longest attribute that is read; the kernel's are a page
 // at most.
@@ -41,7 +64,7 @@ const maxAttribute = 64 << 10
 
 // list returns the devices whose names match, sorted. A machine without an
 // NVDIMM bus has none.
-func (b ndBus) list(pattern *regexp.Regexp) ([]string, error) {
+func (b ndBus) list(pattern namePattern) ([]string, error) {
 	entries, err := os.ReadDir(b.devices)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -51,7 +74,7 @@ func (b ndBus) list(pattern *regexp.Regexp) ([]string, error) {
 	}
 	var names []string
 	for _, e := range entries {
-		if pattern.MatchString(e.Name()) {
+		if pattern(e.Name()) {
 			names = append(names, e.Name())
 		}
 	}
@@ -101,14 +124,14 @@ func (b ndBus) enabled(device string) bool {
 }
 
 // children returns the names in a directory of a device that match.
-func (b ndBus) children(device, dir string, pattern *regexp.Regexp) []string {
+func (b ndBus) children(device, dir string, pattern namePattern) []string {
 	entries, err := os.ReadDir(filepath.Join(b.devices, device, dir))
 	if err != nil {
 		return nil
 	}
 	var names []string
 	for _, e := range entries {
-		if pattern.MatchString(e.Name()) {
+		if pattern(e.Name()) {
 			names = append(names, e.Name())
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"github.com/google/uuid"
@@ -62,7 +61,7 @@ func (b ndBus) claims() (map[string]claim, error) {
 }
 
 func (b ndBus) namespace(dev string, raw uint64, claims map[string]claim, regions []sysRegion) sysNamespace {
-	ns := sysNamespace{dev: dev, Namespace: Namespace{Raw: raw, Region: "region" + namespaceDevice.FindStringSubmatch(dev)[1], NUMANode: b.int(dev, "numa_node", -1)}}
+	ns := sysNamespace{dev: dev, Namespace: Namespace{Raw: raw, Region: regionOf(dev), NUMANode: b.int(dev, "numa_node", -1)}}
 	ns.UUID = b.uuid(dev)
 	if ns.Name, _ = b.text(dev, "alt_name"); ns.Name == "" {
 		ns.Name = ns.UUID
@@ -92,6 +91,12 @@ func (b ndBus) namespace(dev string, raw uint64, claims map[string]claim, region
 		}
 	}
 	return ns
+}
+
+// regionOf returns region1 for namespace1.0.
+func regionOf(dev string) string {
+	number, _, _ := strings.Cut(strings.TrimPrefix(dev, "namespace"), ".")
+	return "region" + number
 }
 
 // uuid returns the UUID of a device, "" for none. That of the namespace's label
@@ -127,10 +132,11 @@ func (b ndBus) labelledMode(dev string) Mode {
 	return Raw
 }
 
-var anyName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+// diskName matches what is a plain file name.
+func diskName(name string) bool { return ValidName(name) == nil }
 
 func (b ndBus) findBlock(ns *sysNamespace, device string) {
-	disks := b.children(device, "block", anyName)
+	disks := b.children(device, "block", diskName)
 	if len(disks) != 1 {
 		ns.Lost = fmt.Sprintf("%s has %d block devices, want one: ndctl disable-namespace and enable-namespace %s", device, len(disks), ns.dev)
 		return

@@ -64,7 +64,7 @@ func (b ndBus) mappedDIMMs(name string, width int) []string {
 	var dimms []string
 	for i := range min(width, maxMappings) {
 		text, _ := b.text(name, fmt.Sprintf("mapping%d", i))
-		if dimm, _, _ := strings.Cut(text, ","); dimmDevice.MatchString(dimm) {
+		if dimm, _, _ := strings.Cut(text, ","); dimmDevice(dimm) {
 			dimms = append(dimms, dimm)
 		}
 	}
