@@ -78,13 +78,7 @@ func openReserved(first string, further []string, opt pmem.Options) (*pmem.Mappi
 func attachAll(m *pmem.Mapping, further []string, damaged bool) error {
 	sb, err := findSuperblock(m.Bytes(), m.Size())
 	if err != nil {
-		if errors.Is(err, layout.ErrMember) {
-			return fmt.Errorf("%s: %w", m.Backing().Path, err)
-		}
-		if len(further) > 0 && !damaged {
-			return fmt.Errorf("%s: %w", m.Backing().Path, err)
-		}
-		return nil // whoever looks next says it better
+		return nil // Mount and fsck say what is wrong, and what to do
 	}
 	a := assembly{mapping: m, sb: sb, paths: make([]string, len(sb.Devices)), damaged: damaged}
 	for _, path := range further {

@@ -35,6 +35,9 @@ type Candidate struct {
 	file    *os.File
 }
 
+// Size is the length of the device in bytes.
+func (c *Candidate) Size() uint64 { return c.Backing.Size }
+
 // NextData is the function of that name on the device.
 func (c *Candidate) NextData(off uint64) (start, end uint64, err error) {
 	return NextData(c.file, off, c.Backing.Size)
@@ -79,18 +82,22 @@ func (m *Mapping) setDevices(devices []device) {
 // returns its size. See AttachAt.
 func (m *Mapping) Attach(path string, off uint64) (uint64, error) {
 	part, err := m.AttachAt(path, func(*Candidate) (uint64, error) { return off, nil })
-	return part.Len, err
+	if err != nil {
+		return 0, err
+	}
+	return part.Len, nil
 }
 
 // AttachAt locks a further device or file and maps it where place says, which
 // may look at it first. It must honour the strategy of the mapping. Size and
 // Extend go on to speak of the first device only. Use of what is mapped already
-// is not disturbed. A device that is a part already gives ErrAttached.
+// is not disturbed. A device that is a part already gives that part and
+// ErrAttached.
 func (m *Mapping) AttachAt(path string, place func(*Candidate) (off uint64, err error)) (Part, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.checkNew(path); err != nil {
-		return Part{}, err
+	if part, err := m.checkNew(path); err != nil {
+		return part, err
 	}
 	f, b, err := openLocked(path, m.readOnly)
 	if err != nil {
@@ -105,10 +112,10 @@ func (m *Mapping) AttachAt(path string, place func(*Candidate) (off uint64, err 
 
 // checkNew refuses a path of a device that is attached. Its lock would do so as
 // well, but not when the mapping is read-only, nor with the right reason.
-func (m *Mapping) checkNew(path string) error {
+func (m *Mapping) checkNew(path string) (Part, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return pathError(path, err)
+		return Part{}, pathError(path, err)
 	}
 	for _, d := range m.devices {
 		if d.file == nil {
@@ -116,13 +123,13 @@ func (m *Mapping) checkNew(path string) error {
 		}
 		other, err := d.file.Stat()
 		if err != nil {
-			return fmt.Errorf("look at %s: %w", d.backing.Path, err)
+			return Part{}, fmt.Errorf("look at %s: %w", d.backing.Path, err)
 		}
 		if os.SameFile(info, other) || sameDevice(info, other) {
-			return fmt.Errorf("%s: %w: it is %s", path, ErrAttached, d.backing.Path)
+			return Part{d.off, d.end - d.off}, fmt.Errorf("%s: %w: it is %s", path, ErrAttached, d.backing.Path)
 		}
 	}
-	return nil
+	return Part{}, nil
 }
 
 // sameDevice reports whether two device nodes are of one device.

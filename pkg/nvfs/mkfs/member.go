@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
-	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
 )
 
 // labels are the places of the label of a further device and of its copy.
@@ -43,38 +43,46 @@ func (im *image) member() (Found, bool) {
 	return Found{}, false
 }
 
+// Device is what UsableMember looks at, as a pmem.Candidate.
+type Device interface {
+	io.ReaderAt
+	Size() uint64
+	// NextData is that of package pmem.
+	NextData(off uint64) (start, end uint64, err error)
+}
+
 // UsableMember proves that a device may become a further one of a volume: it is
 // blank, or was meant for this volume by a growth that was interrupted. uuid is
 // what that growth called it, zero when there was none. A device that is in the
 // volume's table gives ErrMemberNow. It only reads.
-func UsableMember(ctx context.Context, c *pmem.Candidate, volume *layout.Superblock) (uuid [16]byte, err error) {
-	size := c.Backing.Size
+func UsableMember(ctx context.Context, d Device, volume *layout.Superblock) (uuid [16]byte, err error) {
+	size := d.Size()
 	if size < layout.MinBlocks*layout.BlockSize {
 		return uuid, fmt.Errorf("%w: %d bytes; at least %d are needed", ErrTooSmall, size, uint64(layout.MinBlocks*layout.BlockSize))
 	}
 	n := min(size, probeWindow)
 	im := &image{head: make([]byte, n), tail: make([]byte, n), size: size}
-	if _, err := c.ReadAt(im.head, 0); err != nil {
+	if _, err := d.ReadAt(im.head, 0); err != nil {
 		return uuid, err
 	}
-	if _, err := c.ReadAt(im.tail, int64(size-n)); err != nil {
+	if _, err := d.ReadAt(im.tail, int64(size-n)); err != nil {
 		return uuid, err
 	}
-	found, err := im.prove(ctx, im.classify(), c.NextData, chunksOf(c))
+	found, err := im.prove(ctx, im.classify(), d.NextData, chunksOf(d))
 	switch {
 	case err != nil:
 		return uuid, err
 	case found.Kind == Blank:
 		return uuid, nil
 	case found.Kind == NVFSMember && found.Member != nil && found.Member.Volume == volume.UUID:
-		for _, d := range volume.Devices {
-			if d.UUID == found.Member.UUID {
-				return d.UUID, ErrMemberNow
+		for _, row := range volume.Devices {
+			if row.UUID == found.Member.UUID {
+				return row.UUID, ErrMemberNow
 			}
 		}
 		return found.Member.UUID, nil
 	case found.Kind == NVFSMember && found.Member == nil:
-		if justBegun, err := im.onlyLabels(ctx, c); justBegun || err != nil {
+		if justBegun, err := im.onlyLabels(ctx, d); justBegun || err != nil {
 			return uuid, err
 		}
 	}
@@ -86,10 +94,10 @@ var ErrMemberNow = errors.New("the device is a part of the volume already")
 
 // onlyLabels reports whether everything is zero but the labels: then a growth
 // onto this device had just begun.
-func (im *image) onlyLabels(ctx context.Context, c *pmem.Candidate) (bool, error) {
+func (im *image) onlyLabels(ctx context.Context, d Device) (bool, error) {
 	places := labels(im.size)
 	for _, gap := range [][2]uint64{{places[0] + layout.MemberSize, places[1]}, {places[1] + layout.MemberSize, im.size}} {
-		if _, data, err := findData(ctx, gap[0], gap[1], c.NextData, chunksOf(c)); data || err != nil {
+		if _, data, err := findData(ctx, gap[0], gap[1], d.NextData, chunksOf(d)); data || err != nil {
 			return false, err
 		}
 	}
