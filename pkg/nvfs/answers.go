@@ -81,7 +81,7 @@ func (fs *FS) Answer(conn, unique uint64) (a Answer, ok bool) {
 // kernel sent again has been answered; until then what they made is not
 // released, and what the journal says of them is kept for a further successor.
 func (fs *FS) EndResume() error {
-	if fs.answers.Swap(nil) == nil || fs.space.ReadOnly() {
+	if fs.answers.Swap(nil) == nil || fs.space.ReadOnly() || fs.sb.Slots < 2 {
 		return nil
 	}
 	fs.growMu.Lock()
@@ -169,7 +169,7 @@ func (fs *FS) resume() (internal int, err error) {
 	if table == 1 {
 		fs.answerSlot = 0
 	}
-	if !fs.space.ReadOnly() && fs.sb.Slots > 1 {
+	if !fs.space.ReadOnly() && fs.sb.Slots > 1 && !mistakeAnswers {
 		if err := fs.writeAnswers(rows); err != nil {
 			return 0, err
 		}

@@ -120,6 +120,13 @@ var benchOps = []struct {
 	}},
 }
 
+// request runs call i of an operation as a request of its own.
+func (v *benchVolume) request(i int, run func(v *benchVolume, i int) error) error {
+	v.Begin(&nvfs.Request{Conn: 1, Unique: uint64(i) + 3})
+	defer v.End()
+	return run(v, i)
+}
+
 func BenchmarkEngine(b *testing.B) {
 	for _, op := range benchOps {
 		b.Run(op.name, func(b *testing.B) {
@@ -128,7 +135,7 @@ func BenchmarkEngine(b *testing.B) {
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {
-				if err := op.run(v, i); err != nil {
+				if err := v.request(i, op.run); err != nil {
 					b.Fatal(err)
 				}
 				i++
@@ -146,7 +153,7 @@ func TestNoAllocations(t *testing.T) {
 	for _, op := range benchOps {
 		i := 0
 		got := testing.AllocsPerRun(200, func() {
-			if err := op.run(v, i); err != nil {
+			if err := v.request(i, op.run); err != nil {
 				t.Fatal(op.name, err)
 			}
 			i++

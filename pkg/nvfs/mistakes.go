@@ -9,9 +9,11 @@ import "github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
 // proves nothing. Without the tag they are constants that are false, and the
 // compiler drops what depends on them.
 const (
-	mistakeTail   = false
-	mistakeFence  = false
-	mistakeRename = false
+	mistakeTail    = false
+	mistakeFence   = false
+	mistakeRename  = false
+	mistakeSlot    = false
+	mistakeAnswers = false
 )
 
 func (w *Worker) removeOldNameFirst(*renameArgs, layout.Inode) (from, to layout.Inode, err error) {

@@ -10,18 +10,20 @@ import (
 
 // The mistakes of Plant.
 var (
-	mistakeTail   bool // the last line of a record's patches is not flushed
-	mistakeFence  bool // no fence between data and the record that commits it
-	mistakeRename bool // rename removes the old name in a record of its own
+	mistakeTail    bool // the last line of a record's patches is not flushed
+	mistakeFence   bool // no fence between data and the record that commits it
+	mistakeRename  bool // rename removes the old name in a record of its own
+	mistakeSlot    bool // what follows a request's record overwrites it before the reply
+	mistakeAnswers bool // a successor does not keep the answers for its own successor
 )
 
 // Mistakes are the names that Plant knows.
-var Mistakes = []string{"tail", "fence", "rename"}
+var Mistakes = []string{"tail", "fence", "rename", "slot", "answers"}
 
 // Plant makes the engine err from now on: "" is right again. No volume may be
 // mounted meanwhile.
 func Plant(mistake string) {
-	mistakeTail, mistakeFence, mistakeRename = false, false, false
+	mistakeTail, mistakeFence, mistakeRename, mistakeSlot, mistakeAnswers = false, false, false, false, false
 	switch mistake {
 	case "":
 	case "tail":
@@ -30,6 +32,10 @@ func Plant(mistake string) {
 		mistakeFence = true
 	case "rename":
 		mistakeRename = true
+	case "slot":
+		mistakeSlot = true
+	case "answers":
+		mistakeAnswers = true
 	default:
 		panic(fmt.Sprintf("unknown mistake %q", mistake))
 	}

@@ -90,6 +90,9 @@ func (fs *FS) scanJournal() ([]pendingRecord, error) {
 			return nil, fmt.Errorf("%w: retire word of slot %d", ErrJournal, slot)
 		}
 		fs.seq.Store(max(fs.seq.Load(), retired))
+		if r.HoldsAnswers(fs.seed) {
+			fs.seq.Store(max(fs.seq.Load(), r.Seq()))
+		}
 		if !r.Valid(fs.seed) {
 			continue // empty, or torn before its commit point
 		}

@@ -108,7 +108,7 @@ func (fs *FS) newWorker(slot, second int) *Worker {
 // present request. The last of these has to outlive whatever follows it until
 // the reply is given: it alone says how the request was answered.
 func (w *Worker) spareSlot() {
-	if !w.answering {
+	if !w.answering || mistakeSlot {
 		return
 	}
 	w.slot, w.second = w.second, w.slot

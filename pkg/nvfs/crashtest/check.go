@@ -6,6 +6,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem/record"
@@ -22,12 +23,17 @@ type step struct {
 	failed bool
 	unique uint64 // of its request
 	shape  string
+
+	// To send the request again, and what is to be answered.
+	call  func() error // nil: it is none
+	errno syscall.Errno
+	reply reply
+	ticks int64 // the time of the operation
 }
 
-// repeatable reports whether executing the operation again, which took more
-// records than one, gives the same answer: it says what the result shall be.
-// The journal may forget such a request after its first record.
-func (s *step) repeatable() bool {
+// inParts reports whether the operation took more records than one, and so
+// may be there in part.
+func (s *step) inParts() bool {
 	switch verb, _, _ := strings.Cut(string(s.op), " "); verb {
 	case "write", "writeheld", "copy", "truncate", "setattr", "fallocate":
 		return strings.Count(s.shape, "r") > 1
@@ -38,8 +44,9 @@ func (s *step) repeatable() bool {
 // history is a case that was run: steps[i] leads from states[i] to
 // states[i+1].
 type history struct {
-	states []state
-	steps  []step
+	states  []state
+	steps   []step
+	session *session // whose w the steps' calls use
 }
 
 // expectation is what must be there after a crash.
@@ -103,10 +110,10 @@ func (b *between) checkRequest(applied bool) error {
 		return nil // it changes nothing, or nothing that shows
 	}
 	switch {
-	case s.repeatable():
-		return nil
 	case applied && !b.found:
 		return fmt.Errorf("the effect of %q is there, but the journal does not say that its request was executed", s.op)
+	case s.inParts():
+		return nil
 	case !applied && b.found:
 		return fmt.Errorf("the journal says that the request of %q was executed, but its effect is not there", s.op)
 	case b.found && b.last && b.result != s.result:

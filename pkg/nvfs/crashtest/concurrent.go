@@ -158,7 +158,7 @@ func (r *runner) runWorkers(v *volume, ops [][]Op) (*concurrent, *record.Trace, 
 		}
 		s.w, s.still, s.seq = v.workers[k], true, k<<20
 		sessions[k] = s
-		c.workers = append(c.workers, &history{states: []state{{owned(s.m.Dump(), k)}}})
+		c.workers = append(c.workers, &history{states: []state{{owned(s.m.Dump(), k)}}, session: s})
 	}
 	if err := sessions[0].settle(); err != nil {
 		return nil, nil, err
@@ -199,7 +199,7 @@ func (r *runner) work(s *session, h *history, k int, ops []Op) error {
 			return err
 		}
 		h.states = append(h.states, state{owned(s.m.Dump(), k)})
-		h.steps = append(h.steps, step{op: op, torn: s.torn, result: s.result, failed: s.errno != 0, unique: uint64(s.seq)})
+		h.steps = append(h.steps, s.done(op))
 	}
 	return nil
 }

@@ -103,6 +103,7 @@ var repeat struct {
 	base, ops, model, image string
 	seed                    uint64
 	workers                 int
+	resent                  bool
 }
 
 func init() {
@@ -111,6 +112,7 @@ func init() {
 	flag.StringVar(&repeat.model, "crash.model", "adr", "persistence model of TestRepeat: adr, eadr, msync")
 	flag.StringVar(&repeat.image, "crash.image", "", "the only crash image that TestRepeat checks")
 	flag.Uint64Var(&repeat.seed, "crash.seed", 1, "seed of TestRepeat's images")
+	flag.BoolVar(&repeat.resent, "crash.resent", false, "send the last request again in TestRepeat")
 	flag.IntVar(&repeat.workers, "crash.workers", 1, "workers that take turns in TestRepeat")
 }
 
@@ -126,13 +128,16 @@ func TestRepeat(t *testing.T) {
 		if m.String() != repeat.model {
 			continue
 		}
-		p := quick(m)
+		p, run := quick(m), (*runner).run
+		if repeat.resent {
+			p, run = resendPlan(m), (*runner).resendCase
+		}
 		p.Images.Seed = repeat.seed
 		r, err := newRunner(&p, Bases[c.Base])
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := r.run(c, repeat.image); err != nil {
+		if err := run(r, c, repeat.image); err != nil {
 			t.Error(err)
 		}
 		if r.count.Images == 0 {

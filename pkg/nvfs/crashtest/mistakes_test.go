@@ -23,21 +23,36 @@ func TestPlantedMistakes(t *testing.T) {
 		Run(p, "tree", Alone("tree", Singles), runtime.GOMAXPROCS(0), func(err error) { found = append(found, err) })
 		return found
 	}
+	resend := func(p Plan) []error {
+		found, _ := resendErrors(p, "tree", Alone("tree", exclusive))
+		r, err := newRunner(&p, Bases["tree"])
+		if err == nil {
+			err = r.resendAll(Case{Base: "tree", Ops: allWorkers, Workers: len(allWorkers)}, 3, 2, 1)
+		}
+		if err != nil {
+			found = append(found, err)
+		}
+		return found
+	}
 	for _, mistake := range nvfs.Mistakes {
 		t.Run(mistake, func(t *testing.T) {
 			nvfs.Plant(mistake)
 			p := quick(record.ADR)
 			p.WithoutLint = true
-			found := run(p)
+			find := run
+			if mistake == "slot" || mistake == "answers" {
+				find = resend
+			}
+			found := find(p)
 			if len(found) == 0 {
 				t.Fatal("no crash image shows it")
 			}
-			t.Logf("%d of %d operations fail, such as\n%v", len(found), len(Singles), found[0])
+			t.Logf("%d operations fail, such as\n%v", len(found), found[0])
 		})
 	}
 	t.Run("none", func(t *testing.T) {
 		nvfs.Plant("")
-		for _, err := range run(quick(record.ADR)) {
+		for _, err := range append(run(quick(record.ADR)), resend(resendPlan(record.ADR))...) {
 			t.Error(err)
 		}
 	})

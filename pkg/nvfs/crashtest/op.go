@@ -24,7 +24,7 @@ import (
 //	write PATH OFFSET LENGTH [kill]               copy FROM OFFSET TO OFFSET LENGTH
 //	truncate PATH SIZE          fallocate PATH alloc|keep|punch|zero|zerokeep OFFSET LENGTH
 //	setattr PATH [mode=OCTAL] [uid=N] [gid=N] [size=N] [mtime=N] [atime=N] [now]
-//	setxattr PATH NAME LENGTH   rmxattr PATH NAME
+//	setxattr PATH NAME LENGTH [create|replace]    rmxattr PATH NAME
 //	tmpfile DIR                 a file without a name, held
 //	hold PATH                   holds what the path names
 //	linkheld PATH               writeheld OFFSET LENGTH             release
@@ -82,6 +82,16 @@ type session struct {
 	torn   *torn
 	result uint64
 	errno  syscall.Errno
+	// reply is what the volume answered; call asks it again, through w. It is
+	// nil when the operation was no request, or more than one.
+	reply reply
+	call  func() error
+}
+
+// reply is what a request is answered with, apart from its error.
+type reply struct {
+	attr nvfs.Attr
+	n    uint64
 }
 
 // conn is the connection of the operations' requests.
@@ -109,6 +119,7 @@ func (s *session) run(op Op) error {
 	s.m.Now = s.clock.now()
 	s.seq++
 	s.torn, s.result, s.errno = nil, 0, 0
+	s.reply, s.call = reply{}, nil
 	if s.w != nil {
 		s.w.Begin(&nvfs.Request{Conn: conn, Unique: uint64(s.seq)})
 		defer s.w.End()
@@ -202,6 +213,7 @@ var errMissing = errors.New("no such path")
 func (s *session) agree(f func() error, g func() syscall.Errno) error {
 	var got error
 	if s.w != nil {
+		s.call = f
 		if got = f(); errors.Is(got, syscall.ENOSPC) {
 			s.errno = syscall.ENOSPC
 			return nil
@@ -270,13 +282,13 @@ func (s *session) parent(path string) (nvfs.NodeID, *model.Node, string, error) 
 }
 
 // made drops the references that making n gave.
-func (s *session) made(n *model.Node, a *nvfs.Attr) {
+func (s *session) made(n *model.Node) {
 	if s.errno != 0 {
 		return
 	}
 	s.m.Forget(n, 1)
 	if s.w != nil {
-		s.w.Forget(a.ID, 1)
+		s.w.Forget(s.reply.attr.ID, 1)
 	}
 }
 
@@ -300,18 +312,17 @@ func (s *session) makeNode(path string, mode, rdev uint32) error {
 		return missing(err)
 	}
 	c := nvfs.CreateArgs{Mode: mode, Rdev: rdev}
-	var attr nvfs.Attr
 	var n *model.Node
 	err = s.agree(func() error {
 		if mode&unix.S_IFMT == unix.S_IFDIR {
-			return s.w.Mkdir(dir, []byte(name), &c, &attr)
+			return s.w.Mkdir(dir, []byte(name), &c, &s.reply.attr)
 		}
-		return s.w.Mknod(dir, []byte(name), &c, &attr)
+		return s.w.Mknod(dir, []byte(name), &c, &s.reply.attr)
 	}, func() (e syscall.Errno) {
 		n, e = s.m.Create(d, name, mode, 0, rdev, "")
 		return e
 	})
-	s.made(n, &attr)
+	s.made(n)
 	return err
 }
 
@@ -328,15 +339,14 @@ func (s *session) symlink(a *args) error {
 	if err != nil {
 		return missing(err)
 	}
-	var attr nvfs.Attr
 	var n *model.Node
 	err = s.agree(func() error {
-		return s.w.Symlink(dir, []byte(name), []byte(target), &nvfs.CreateArgs{}, &attr)
+		return s.w.Symlink(dir, []byte(name), []byte(target), &nvfs.CreateArgs{}, &s.reply.attr)
 	}, func() (e syscall.Errno) {
 		n, e = s.m.Create(d, name, unix.S_IFLNK|0777, 0, 0, target)
 		return e
 	})
-	s.made(n, &attr)
+	s.made(n)
 	return errors.Join(err, a.bad)
 }
 
@@ -353,10 +363,9 @@ func (s *session) linkTo(id nvfs.NodeID, n *model.Node, path string) error {
 	if err != nil {
 		return missing(err)
 	}
-	var attr nvfs.Attr
-	err = s.agree(func() error { return s.w.Link(id, dir, []byte(name), &attr) },
+	err = s.agree(func() error { return s.w.Link(id, dir, []byte(name), &s.reply.attr) },
 		func() syscall.Errno { return s.m.Link(n, d, name) })
-	s.made(n, &attr)
+	s.made(n)
 	return err
 }
 
@@ -402,7 +411,8 @@ func (s *session) write(a *args) error {
 }
 
 func (s *session) writeTo(id nvfs.NodeID, n *model.Node, a *args) error {
-	off, p := a.num(), s.data(a.num())
+	off, all := a.num(), s.data(a.num())
+	p := all
 	flags := nvfs.WriteFlags(0)
 	if a.word() == "kill" {
 		flags = nvfs.WriteKillSuidgid
@@ -410,10 +420,11 @@ func (s *session) writeTo(id nvfs.NodeID, n *model.Node, a *args) error {
 	size, stepwise := len(p), len(p) > writeChunk
 	done := s.tears(n, false)
 	err := s.agree(func() error {
-		k, err := s.w.Write(id, off, p, flags)
-		if err == nil && k < len(p) { // full
-			p, stepwise = p[:k], true
+		k, err := s.w.Write(id, off, all, flags)
+		if err == nil && k < len(all) { // full
+			p, stepwise = all[:k], true
 		}
+		s.reply.n = uint64(k)
 		return err
 	}, func() syscall.Errno { return s.m.Write(n, off, p, flags != 0) })
 	done()
@@ -437,9 +448,9 @@ func (s *session) copyRange(a *args) error {
 	}
 	toOff, n := a.num(), a.num()
 	done := s.tears(toNode, n > writeChunk)
-	got, want := uint64(0), uint64(0)
+	want := uint64(0)
 	err = s.agree(func() (err error) {
-		got, err = s.w.CopyFileRange(from, fromOff, to, toOff, n, nvfs.WriteKillSuidgid)
+		s.reply.n, err = s.w.CopyFileRange(from, fromOff, to, toOff, n, nvfs.WriteKillSuidgid)
 		return err
 	}, func() (e syscall.Errno) {
 		want, e = s.m.CopyRange(fromNode, fromOff, toNode, toOff, n)
@@ -447,8 +458,8 @@ func (s *session) copyRange(a *args) error {
 	})
 	done()
 	s.result = want
-	if err == nil && s.w != nil && s.errno == 0 && got != want {
-		err = fmt.Errorf("copied %d bytes, the model %d", got, want)
+	if err == nil && s.w != nil && s.errno == 0 && s.reply.n != want {
+		err = fmt.Errorf("copied %d bytes, the model %d", s.reply.n, want)
 	}
 	return errors.Join(err, a.bad)
 }
@@ -488,8 +499,7 @@ func (s *session) setattr(a *args) error {
 			return fmt.Errorf("unknown attribute %q", name)
 		}
 	}
-	var attr nvfs.Attr
-	return s.agree(func() error { return s.w.SetAttr(id, &set, &attr) },
+	return s.agree(func() error { return s.w.SetAttr(id, &set, &s.reply.attr) },
 		func() syscall.Errno { return s.m.SetAttr(n, &set) })
 }
 
@@ -519,8 +529,9 @@ func (s *session) setxattr(a *args) error {
 		return missing(err)
 	}
 	name, value := a.word(), s.data(a.num())
-	return errors.Join(s.agree(func() error { return s.w.SetXattr(id, []byte(name), value, 0) },
-		func() syscall.Errno { return s.m.SetXattr(n, name, string(value), 0) }), a.bad)
+	flags := map[string]uint32{"create": nvfs.XattrCreate, "replace": nvfs.XattrReplace}[a.word()]
+	return errors.Join(s.agree(func() error { return s.w.SetXattr(id, []byte(name), value, flags) },
+		func() syscall.Errno { return s.m.SetXattr(n, name, string(value), flags) }), a.bad)
 }
 
 func (s *session) rmxattr(a *args) error {
@@ -543,16 +554,15 @@ func (s *session) tmpfile(a *args) error {
 	if err != nil {
 		return missing(err)
 	}
-	var attr nvfs.Attr
 	var n *model.Node
 	err = s.agree(func() error {
-		return s.w.Tmpfile(dir, &nvfs.CreateArgs{Mode: unix.S_IFREG | 0600}, &attr)
+		return s.w.Tmpfile(dir, &nvfs.CreateArgs{Mode: unix.S_IFREG | 0600}, &s.reply.attr)
 	}, func() (e syscall.Errno) {
 		n, e = s.m.Tmpfile(d, unix.S_IFREG|0600, 0)
 		return e
 	})
 	if err == nil && s.errno == 0 {
-		s.heldID, s.heldNode = attr.ID, n
+		s.heldID, s.heldNode = s.reply.attr.ID, n
 	}
 	return err
 }
@@ -607,7 +617,7 @@ func (s *session) fill(a *args) error {
 	if err != nil {
 		return missing(err)
 	}
-	return s.agree(func() error {
+	err = s.agree(func() error {
 		for off := uint64(0); ; {
 			var st nvfs.StatFS
 			if err := s.w.StatFS(&st); err != nil || st.BlocksAvail == 0 {
@@ -628,6 +638,8 @@ func (s *session) fill(a *args) error {
 			}
 		}
 	}, func() syscall.Errno { return s.m.Fallocate(n, nvfs.FallocKeepSize, 0, 1) })
+	s.call = nil // several requests
+	return err
 }
 
 func (s *session) grow(*args) error {

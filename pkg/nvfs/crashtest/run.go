@@ -44,6 +44,9 @@ func (c *Count) add(o Count) {
 type Case struct {
 	Base string
 	Ops  []Op
+	// Resent says that the connection was taken over after the crash and the
+	// last request sent again.
+	Resent bool
 	// From is the first operation, counted from 1, that is interrupted; 0 is
 	// the first.
 	From int
@@ -67,6 +70,9 @@ func (f *Failure) Error() string {
 	if f.Image != nil {
 		at = "crash at " + f.Image.String()
 		only = fmt.Sprintf(" -crash.image=%q", f.Image)
+	}
+	if f.Case.Resent {
+		only += " -crash.resent"
 	}
 	return fmt.Sprintf("%s: %v\nrepeat with: go test ./pkg/nvfs/crashtest -run '^TestRepeat$' -v -crash.base=%s -crash.workers=%d -crash.model=%v -crash.seed=%d%s -crash.ops=%q",
 		at, f.Err, f.Case.Base, max(f.Case.Workers, 1), f.Plan.Model, f.Plan.Images.Seed, only, Join(f.Case.Ops))
@@ -152,7 +158,7 @@ func (r *runner) recordOn(v *volume, c Case) (*history, *record.Trace, error) {
 		return nil, nil, fmt.Errorf("stores, flushes and fences of the mount: %v", found)
 	}
 	r.space.Record()
-	h := &history{states: []state{{s.m.Dump()}}}
+	h := &history{states: []state{{s.m.Dump()}}, session: s}
 	for i, op := range c.Ops {
 		s.w = v.workers[i%len(v.workers)]
 		if err := r.step(s, h, op); err != nil {
@@ -185,8 +191,14 @@ func (r *runner) step(s *session, h *history, op Op) error {
 		return fmt.Errorf("stores, flushes and fences of %q: %v", op, found)
 	}
 	h.states = append(h.states, state{s.m.Dump()})
-	h.steps = append(h.steps, step{op: op, torn: s.torn, result: s.result, failed: s.errno != 0, unique: uint64(s.seq)})
+	h.steps = append(h.steps, s.done(op))
 	return nil
+}
+
+// done describes the operation that was just run.
+func (s *session) done(op Op) step {
+	return step{op: op, torn: s.torn, result: s.result, failed: s.errno != 0, unique: uint64(s.seq),
+		call: s.call, errno: s.errno, reply: s.reply, ticks: s.clock.ticks.Load()}
 }
 
 // Run runs the cases of one base on n goroutines and passes each failure to

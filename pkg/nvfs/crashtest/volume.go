@@ -63,7 +63,11 @@ func newBuffers() *buffers {
 }
 
 func mount(space pmem.Space, now func() nvfs.Time, workers int, b *buffers) (*volume, error) {
-	fs, err := nvfs.Mount(space, nvfs.Options{Clock: now})
+	return mountWith(space, nvfs.Options{Clock: now}, workers, b)
+}
+
+func mountWith(space pmem.Space, o nvfs.Options, workers int, b *buffers) (*volume, error) {
+	fs, err := nvfs.Mount(space, o)
 	if err != nil {
 		return nil, err
 	}
