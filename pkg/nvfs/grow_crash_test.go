@@ -186,7 +186,7 @@ func TestCrashInGrowOnto(t *testing.T) {
 			t.Errorf("crash at %s: given again: %+v, %v", img, to, err)
 			return true
 		}
-		if out%4 != 0 {
+		if out%9 != 0 {
 			return true
 		}
 		again.Images(record.ADR, record.Options{Subsets: 1, Alone: 1}, func(img2 *record.Image) bool {
