@@ -16,6 +16,12 @@ wanted=(
 	mount:mount                       # peers on loop devices
 	diff:diffutils                    # tree comparison
 	ps:procps                         # leftover checks
+	git:git                           # a repository as a workload
+	sqlite3:sqlite3                   # a database as a workload
+	tar:tar                           # archives, compared bit for bit
+	rsync:rsync                       # copies, compared bit for bit
+	setfacl:acl                       # ACLs for both
+	setcap:libcap2-bin                # file capabilities for both
 	qemu-aarch64-static:qemu-user-static # the arm64 flush modes
 )
 # Only when they are named: what guests with NVDIMMs are made with.

@@ -53,6 +53,7 @@ func (w *Worker) readAt(ino uint64, n layout.Inode, off uint64, dst []byte) (int
 		part = part[:min(uint64(len(part)), bytesOf(e.End())-pos)]
 		if e.Physical == 0 || e.Unwritten() {
 			clear(part)
+			w.readHole(ino, n, pos, pos+uint64(len(part)))
 		} else {
 			copy(part, w.fs.mem[bytesOf(e.Physical)+pos-bytesOf(e.Logical):])
 		}
@@ -420,11 +421,15 @@ func (w *Worker) Lseek(id NodeID, off uint64, whence uint32) (uint64, error) {
 		if err != nil {
 			return 0, err
 		}
-		hole := e.Physical == 0 || e.Unwritten()
-		if hole == (whence == unix.SEEK_HOLE) {
+		end := min(bytesOf(e.End()), size)
+		if e.Physical == 0 || e.Unwritten() {
+			pos = w.seekHole(id.Ino(), pos, end, whence == unix.SEEK_DATA)
+		} else if whence == unix.SEEK_HOLE {
+			pos = end
+		}
+		if pos < end {
 			return pos, nil
 		}
-		pos = bytesOf(e.End())
 	}
 	if whence == unix.SEEK_DATA {
 		return 0, errNoXIO

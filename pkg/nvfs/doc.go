@@ -29,6 +29,7 @@
 //	                    in ascending stripe order, all at once; further ones
 //	                    only after all were released
 //	lookupTable shards  leaf
+//	holeTable           leaf
 //	group.mu            one while searching for space; several in ascending
 //	                    order of group number while committing
 //	FS.healthMu         leaf

@@ -50,6 +50,7 @@ type FS struct {
 	locks    lockTable
 	lookups  lookupTable
 	verified verifiedBlocks
+	holes    holeTable
 	renameMu sync.Mutex
 	growMu   sync.Mutex
 

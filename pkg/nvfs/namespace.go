@@ -51,7 +51,7 @@ func (w *Worker) stageDir(id NodeID) (layout.Inode, error) {
 func (w *Worker) find(parent NodeID, name []byte, pin bool) (uint64, uint8, error) {
 	w.rlock(parent.Ino())
 	defer w.unlock()
-	n, err := w.fs.dirAt(parent)
+	n, err := w.fs.inodeAt(parent)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -59,7 +59,14 @@ func (w *Worker) find(parent NodeID, name []byte, pin bool) (uint64, uint8, erro
 	var typ uint8
 	switch {
 	case bytes.Equal(name, dotName):
-		ino, typ = parent.Ino(), unix.S_IFDIR>>12
+		// This is how the kernel finds what a file handle names, be it a
+		// directory or not. What has no name left is gone for it.
+		if n.Nlink() == 0 {
+			return 0, 0, errStale
+		}
+		ino, typ = parent.Ino(), uint8(n.Mode()>>12)
+	case !isDir(n):
+		return 0, 0, errNotDir
 	case bytes.Equal(name, dotDotName):
 		if n.Nlink() == 0 {
 			return 0, 0, errNotExist // removed, and what was above it may be gone too
@@ -140,6 +147,7 @@ func (w *Worker) forget(ino, n uint64) {
 	if left > 0 {
 		return
 	}
+	w.fs.holes.forget(ino)
 	w.rlock(ino)
 	node, err := w.fs.inode(ino)
 	orphan := err == nil && node.Mode() != 0 && node.Nlink() == 0

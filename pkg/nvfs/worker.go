@@ -72,6 +72,7 @@ type Worker struct {
 	chaining   bool   // between two records of an operation
 	kept       uint64 // reserve of the chain, while a record of it is committed
 	stripped   bool
+	trackHoles bool   // see TrackHoles
 	gap        uint64 // bytes ahead of the next store in place that become zero with it
 	blockGroup uint64
 	inodeGroup uint64

@@ -110,14 +110,26 @@ func (w *Worker) ListXattr(id NodeID, dst []byte) (int, error) {
 	return total, nil
 }
 
-// knownNamespace reports whether name is of a kind that is stored: the
+// checkNamespace accepts names of the kinds that are stored: those of the
 // namespaces user, trusted and security, and the two ACLs.
-func knownNamespace(name []byte) bool {
+func checkNamespace(name []byte) error {
+	if isACL(name) {
+		return nil
+	}
 	for _, prefix := range [...]string{"user.", "trusted.", "security."} {
-		if len(name) > len(prefix) && string(name[:len(prefix)]) == prefix {
-			return true
+		switch {
+		case len(name) < len(prefix) || string(name[:len(prefix)]) != prefix:
+		case len(name) == len(prefix):
+			return errInvalid
+		default:
+			return nil
 		}
 	}
+	return errNotSup
+}
+
+// isACL reports whether name is that of an ACL.
+func isACL(name []byte) bool {
 	return bytes.Equal(name, aclAccessName) || bytes.Equal(name, aclDefaultName)
 }
 
@@ -129,14 +141,20 @@ func (w *Worker) SetXattr(id NodeID, name, value []byte, flags uint32) error {
 		return errRange
 	case len(value) > layout.MaxXattrLen:
 		return errXattrTooBig
-	case !knownNamespace(name):
-		return errNotSup
+	}
+	if err := checkNamespace(name); err != nil {
+		return err
 	}
 	return w.changeXattr(opSetXattr, id, func(n layout.Inode) error { return w.setXattr(id, n, name, value, flags) })
 }
 
-// RemoveXattr removes an attribute.
+// RemoveXattr removes an attribute. An ACL need not exist for that.
 func (w *Worker) RemoveXattr(id NodeID, name []byte) error {
+	if isACL(name) {
+		if _, err := w.GetXattr(id, name, nil); err == errNoData {
+			return nil
+		}
+	}
 	return w.changeXattr(opRemoveXattr, id, func(n layout.Inode) error {
 		return w.replaceXattr(id.Ino(), n, name, nil, XattrReplace)
 	})
@@ -167,7 +185,7 @@ func (w *Worker) setXattr(id NodeID, n layout.Inode, name, value []byte, flags u
 	if value == nil {
 		value = []byte{}
 	}
-	if bytes.Equal(name, aclAccessName) || bytes.Equal(name, aclDefaultName) {
+	if isACL(name) {
 		return w.setACL(id.Ino(), n, name, value, flags)
 	}
 	return w.replaceXattr(id.Ino(), n, name, value, flags)

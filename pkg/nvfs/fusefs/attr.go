@@ -100,9 +100,13 @@ func (h *handler) setattr(id nvfs.NodeID, msg, body []byte) (int, error) {
 			h.set.Valid |= setattrMasks[i].mask
 		}
 	}
-	if in.Valid&(fuse.FATTR_UID|fuse.FATTR_GID) != 0 {
+	if isChown(in.Valid) {
 		// The kernel leaves chown(2) to the filesystem, whoever the caller.
 		h.set.Valid |= nvfs.KillSuidgid
+	}
+	if in.Valid&(fuse.FATTR_ATIME_NOW|fuse.FATTR_CTIME) == fuse.FATTR_ATIME_NOW|fuse.FATTR_CTIME {
+		// The times of data are the kernel's, and by its clock all are one.
+		h.set.Valid &^= nvfs.SetAtimeNow
 	}
 	if !validTimes(&h.set) || in.Valid&fuse.FATTR_SIZE != 0 && in.Size > math.MaxInt64 {
 		return 0, syscall.EINVAL
@@ -112,6 +116,14 @@ func (h *handler) setattr(id nvfs.NodeID, msg, body []byte) (int, error) {
 		return 0, err
 	}
 	return attrReply(body, &h.attr), nil
+}
+
+// isChown reports whether a SETATTR is that of a chown(2). One of neither user
+// nor group is left with nothing to set, but for the time of change where that
+// is the kernel's.
+func isChown(valid uint32) bool {
+	const aside = fuse.FATTR_FH | fuse.FATTR_LOCKOWNER | fuse.FATTR_CTIME
+	return valid&(fuse.FATTR_UID|fuse.FATTR_GID) != 0 || valid&^uint32(aside) == 0
 }
 
 // validTimes reports whether the nanoseconds of the times to set are below a

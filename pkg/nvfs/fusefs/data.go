@@ -110,13 +110,31 @@ func (h *handler) lseek(id nvfs.NodeID, msg, body []byte) (int, error) {
 	if in.Offset > math.MaxInt64 {
 		return 0, syscall.ENXIO
 	}
-	off, err := h.w.Lseek(id, in.Offset, in.Whence)
+	off, err := h.seek(id, in.Offset, in.Whence)
 	if err != nil {
 		return 0, err
 	}
 	o, n := reply[fuse.LseekOut](body)
 	o.Offset = off
 	return n, nil
+}
+
+// seek finds data or a hole. A process that took the connection over does not
+// know what the kernel has in its cache, and takes everything for data.
+func (h *handler) seek(id nvfs.NodeID, off uint64, whence uint32) (uint64, error) {
+	if h.conn.fresh.Load() {
+		return h.w.Lseek(id, off, whence)
+	}
+	if err := h.w.GetAttr(id, &h.attr); err != nil {
+		return 0, err
+	}
+	switch {
+	case off >= h.attr.Size:
+		return 0, syscall.ENXIO
+	case whence == unix.SEEK_HOLE:
+		off = h.attr.Size
+	}
+	return off, nil
 }
 
 // copyFileRange serves both forms, which differ in the reply only.

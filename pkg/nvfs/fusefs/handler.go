@@ -25,6 +25,9 @@ type conn struct {
 	onPanic func(Fault)
 	// session is nil until INIT has been answered.
 	session atomic.Pointer[Session]
+	// fresh is set when the session began in this process, which then knows
+	// everything that the kernel has been told.
+	fresh atomic.Bool
 	// initErr is why INIT was refused.
 	initErr atomic.Pointer[error]
 	// onSession, when not nil, saves the session before the kernel gets it.
@@ -75,6 +78,9 @@ func newHandler(c *conn, w Worker, n notifier) *handler {
 	h := &handler{conn: c, w: w, note: n}
 	h.dir.yield = h.dir.add
 	c.add(h)
+	if t, ok := w.(HoleTracker); ok {
+		t.TrackHoles()
+	}
 	return h
 }
 
@@ -218,6 +224,7 @@ func (h *handler) init(msg, body []byte) (int, error) {
 	}
 	out, n := reply[fuse.InitOut](body)
 	*out = s.initReply(in)
+	h.conn.fresh.Store(true)
 	h.conn.session.Store(s)
 	return n, nil
 }

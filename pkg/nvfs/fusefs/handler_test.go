@@ -236,8 +236,13 @@ func TestSetattr(t *testing.T) {
 		fuse.FATTR_ATIME_NOW:    nvfs.SetAtimeNow,
 		fuse.FATTR_MTIME_NOW:    nvfs.SetMtimeNow,
 		fuse.FATTR_KILL_SUIDGID: nvfs.KillSuidgid,
-		fuse.FATTR_FH:           0,
-		fuse.FATTR_LOCKOWNER:    0,
+		// chown of neither user nor group leaves nothing to set.
+		fuse.FATTR_FH:        nvfs.KillSuidgid,
+		fuse.FATTR_LOCKOWNER: nvfs.KillSuidgid,
+		fuse.FATTR_CTIME:     nvfs.SetCtime | nvfs.KillSuidgid,
+		0:                    nvfs.KillSuidgid,
+		// Where the time of change is the kernel's, so is the present.
+		fuse.FATTR_ATIME | fuse.FATTR_ATIME_NOW | fuse.FATTR_CTIME: nvfs.SetAtime | nvfs.SetCtime,
 	} {
 		r := newRig(t, CacheThrough)
 		wire.Valid, values.Valid = valid, mask
@@ -387,6 +392,29 @@ func TestWritebackMode(t *testing.T) {
 	r := newRig(t, CacheWriteback)
 	if e, _ := r.do(r.request(opLseek, 9, []w64{0, 0}, []w32{unix.SEEK_HOLE, 0})); e != int(syscall.ENOSYS) {
 		t.Errorf("LSEEK: errno %d, want ENOSYS: dirty pages are not known here", e)
+	}
+}
+
+// TestSeekAfterTakeover wants a process that continues a connection to report
+// no holes: it does not know what the kernel has in its page cache.
+func TestSeekAfterTakeover(t *testing.T) {
+	r := newRig(t, CacheThrough)
+	r.h.conn.fresh.Store(false)
+	r.w.attr.Size = 5000
+	const size = 5000
+	for _, c := range []struct {
+		off    uint64
+		whence uint32
+		errno  syscall.Errno
+		found  uint64
+	}{{1, unix.SEEK_DATA, 0, 1}, {1, unix.SEEK_HOLE, 0, size}, {size, unix.SEEK_HOLE, syscall.ENXIO, 0}, {size, unix.SEEK_DATA, syscall.ENXIO, 0}} {
+		e, b := r.do(r.request(opLseek, 9, []w64{0, w64(c.off)}, []w32{w32(c.whence), 0}))
+		if e != int(c.errno) || e == 0 && body[fuse.LseekOut](t, b).Offset != c.found {
+			t.Errorf("%+v: errno %d, reply %x", c, e, b)
+		}
+	}
+	if strings.Contains(r.w.call, "Lseek") {
+		t.Errorf("called %s", r.w.call)
 	}
 }
 

@@ -113,12 +113,6 @@ func testSparse(t *testing.T, dir string, cache CacheMode) {
 	defer f.Close()
 	_, err = f.WriteAt([]byte("data"), 1<<20)
 	must(t, err)
-	b := make([]byte, 4096)
-	_, err = f.ReadAt(b, 1<<19)
-	must(t, err)
-	if !bytes.Equal(b, make([]byte, 4096)) {
-		t.Error("a hole does not read as zeros")
-	}
 	if cache != CacheWriteback { // there the kernel sees no holes
 		off, err := unix.Seek(int(f.Fd()), 0, unix.SEEK_DATA)
 		if err != nil || off != 1<<20 {
@@ -128,6 +122,13 @@ func testSparse(t *testing.T, dir string, cache CacheMode) {
 		if err != nil || off != 0 {
 			t.Errorf("SEEK_HOLE: %d, %v", off, err)
 		}
+	}
+	// From now on the hole may be in the page cache, and counts as data.
+	b := make([]byte, 4096)
+	_, err = f.ReadAt(b, 1<<19)
+	must(t, err)
+	if !bytes.Equal(b, make([]byte, 4096)) {
+		t.Error("a hole does not read as zeros")
 	}
 	must(t, unix.Fallocate(int(f.Fd()), 0, 0, 2<<20))
 	must(t, unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 1<<20, 4096))

@@ -175,6 +175,7 @@ func newRig(t testing.TB, cache CacheMode) *rig {
 	}
 	r := newRawRig(t, cache)
 	r.h.conn.session.Store(s)
+	r.h.conn.fresh.Store(true)
 	return r
 }
 

@@ -79,3 +79,11 @@ type Worker interface {
 type Aborter interface {
 	Abort()
 }
+
+// HoleTracker is implemented by Workers that tell holes from data. From the
+// call of TrackHoles on they take for data what was read of a hole, until its
+// inode is forgotten: the kernel may have it in its page cache, stored to
+// through a mapping and not yet written.
+type HoleTracker interface {
+	TrackHoles()
+}
