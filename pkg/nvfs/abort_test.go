@@ -43,21 +43,6 @@ func newPrepared(t *testing.T, size uint64) *prepared {
 	return p
 }
 
-// empties removes everything and expects the free space of the fresh volume.
-func (p *prepared) empties() error {
-	m, err := tryMount(p.space, p.clock.now)
-	if err != nil {
-		return err
-	}
-	if err := m.removeAll(nvfs.RootID); err != nil {
-		return err
-	}
-	if t := m.totals(); t != p.empty {
-		return fmt.Errorf("space is lost:\n have %+v\n want %+v", t, p.empty)
-	}
-	return m.unmount()
-}
-
 // TestAbortAfterPanic lets an operation panic at each of its fences, and in
 // some of its stores: the volume must stay usable, or be usable after a
 // remount when the panic came in the middle of a commit.
@@ -131,7 +116,7 @@ func (p *prepared) panicAt(c *opCase, hook func(*record.Space, func()), k int) (
 	if err := m.unmount(); err != nil {
 		return false, err
 	}
-	return false, p.empties()
+	return false, empties(p.space, p.clock.now, p.empty)
 }
 
 // survive runs f like a server that outlives a panic; it reports whether f

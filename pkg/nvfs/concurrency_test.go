@@ -237,16 +237,7 @@ func TestConcurrentOperations(t *testing.T) {
 	if err := m.unmount(); err != nil {
 		t.Fatal(err)
 	}
-	m = mount(t, space, nil)
-	if err := m.removeAll(nvfs.RootID); err != nil {
-		t.Fatal(err)
-	}
-	if s := m.totals(); s != empty {
-		t.Fatalf("space is lost:\n have %+v\n want %+v", s, empty)
-	}
-	if err := m.unmount(); err != nil {
-		t.Fatal(err)
-	}
+	mustEmpty(t, space, empty)
 }
 
 // TestImpossibleReservation makes an allocation that cannot succeed again and

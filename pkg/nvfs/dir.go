@@ -54,20 +54,13 @@ func (w *Worker) dirWalk(ino uint64, n layout.Inode, key uint64, p *dirPath) err
 }
 
 // dirEntryAt returns the entry at pos of a leaf's payload, nil when it is
-// malformed.
+// malformed or has no name.
 func dirEntryAt(payload []byte, pos int) layout.DirEntry {
-	if pos+layout.DirEntryMin > len(payload) {
+	e := layout.DirEntryAt(payload, pos)
+	if e != nil && e.Ino() != 0 && e.NameLen() == 0 {
 		return nil
 	}
-	e := layout.DirEntry(payload[pos:])
-	n := int(e.RecLen())
-	if n < layout.DirEntryMin || n%8 != 0 || n > len(e) {
-		return nil
-	}
-	if e.Ino() != 0 && (e.NameLen() == 0 || layout.DirEntryLen(int(e.NameLen())) > n) {
-		return nil
-	}
-	return e[:n]
+	return e
 }
 
 // dirScan is what a pass over a leaf found.

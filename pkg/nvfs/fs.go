@@ -78,6 +78,10 @@ type FS struct {
 	healthMu sync.Mutex
 	health   string
 	damages  atomic.Uint64
+	met      chan struct{} // closed when damage of the medium is met
+	metOnce  sync.Once
+	half     atomic.Bool // a record was carried out in part
+	observer bool        // mounted read-only: damage is not noted on the medium
 }
 
 // Errors of Mount. Other failures are wrapped errors of package layout.
@@ -104,11 +108,12 @@ func Mount(space pmem.Space, opt Options) (*FS, error) {
 		return nil, fmt.Errorf("mount NVFS: %w", err)
 	}
 	fs := &FS{space: space, mem: mem, sb: sb, seed: sb.Seed(), clock: opt.Clock,
-		loaded: make(chan struct{}), load: make(chan struct{}), started: make(chan struct{}), stop: make(chan struct{}), slots: make(chan int, layout.SlotCount)}
+		loaded: make(chan struct{}), load: make(chan struct{}), started: make(chan struct{}), stop: make(chan struct{}), met: make(chan struct{}), slots: make(chan int, layout.SlotCount)}
 	if fs.clock == nil {
 		fs.clock = systemClock
 	}
 	fs.readOnly.Store(opt.ReadOnly || space.ReadOnly() || sb.ROCompat&^uint64(layout.SupportedROCompat) != 0)
+	fs.observer = fs.readOnly.Load()
 	fs.resumed, fs.onOrphan = opt.Resume, opt.OnOrphan
 	if err := fs.guard("recovery", fs.start); err != nil {
 		close(fs.stop)
@@ -165,11 +170,28 @@ func (fs *FS) buildGroups() {
 	fs.verified.init(last.Base + last.Blocks)
 }
 
-// background loads all groups, so that totals are known, and releases the
-// orphans of the previous mount. It lets the mount have the CPUs and the page
-// tables to itself, unless recovery needs the totals.
+// background does what the mount leaves for later, and then waits for damage
+// to be noted on the medium.
 func (fs *FS) background() {
 	defer fs.bg.Done()
+	fs.settleIn()
+	select {
+	case <-fs.met:
+	case <-fs.stop:
+	}
+	select {
+	case <-fs.started:
+		fs.growMu.Lock()
+		defer fs.growMu.Unlock()
+		fs.noteDamage()
+	default: // the mount has failed
+	}
+}
+
+// settleIn loads all groups, so that totals are known, and releases the
+// orphans of the previous mount. It lets the mount have the CPUs and the page
+// tables to itself, unless recovery needs the totals.
+func (fs *FS) settleIn() {
 	select {
 	case <-fs.started:
 	case <-fs.load:
@@ -264,6 +286,7 @@ func (fs *FS) Unmount() error {
 	fs.bg.Wait()
 	fs.growMu.Lock()
 	defer fs.growMu.Unlock()
+	defer fs.noteDamage()
 	if fs.readOnly.Load() {
 		return nil
 	}
@@ -316,6 +339,20 @@ func (fs *FS) Superblock() *layout.Superblock {
 // shared says that the damaged metadata belongs to more than one inode: then
 // nothing may be changed any more.
 func (fs *FS) damaged(shared bool, format string, args ...any) error {
+	if !fs.half.Load() { // else it may be what the next recovery makes whole
+		fs.metOnce.Do(func() { close(fs.met) })
+	}
+	return fs.unwell(shared, format, args...)
+}
+
+// halted is damaged for an operation that only the next recovery can complete:
+// the medium is not marked.
+func (fs *FS) halted(format string, args ...any) error {
+	fs.half.Store(true)
+	return fs.unwell(true, format, args...)
+}
+
+func (fs *FS) unwell(shared bool, format string, args ...any) error {
 	fs.damages.Add(1)
 	fs.healthMu.Lock()
 	if fs.health == "" {

@@ -114,16 +114,7 @@ func TestFullVolume(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			pos := uint64(0)
-			for step := uint64(4 << 20); step >= pageSize; step /= 2 {
-				untilFull(t, func(int) error {
-					err := m.Fallocate(id, 0, pos, step)
-					if err == nil {
-						pos += step
-					}
-					return err
-				})
-			}
+			fillPreallocated(t, m, id)
 		},
 		"attributes": func(t *testing.T, m *mounted, dir nvfs.NodeID) {
 			untilFull(t, func(i int) error {
@@ -180,16 +171,7 @@ func TestFullVolume(t *testing.T) {
 			if err := m.unmount(); err != nil {
 				t.Fatal(err)
 			}
-			m = mount(t, space, nil)
-			if err := m.removeAll(nvfs.RootID); err != nil {
-				t.Fatal(err)
-			}
-			if s := m.totals(); s != empty {
-				t.Fatalf("space is lost:\n have %+v\n want %+v", s, empty)
-			}
-			if err := m.unmount(); err != nil {
-				t.Fatal(err)
-			}
+			mustEmpty(t, space, empty)
 		})
 	}
 }

@@ -31,6 +31,8 @@ func (fs *FS) recover() error {
 	dyn := layout.Dynamic(fs.mem[layout.DynamicOffset : layout.DynamicOffset+layout.StaticSize])
 	if !layout.Verify(fs.seed, layout.DynamicLocation, dyn) {
 		_ = fs.damaged(false, "dynamic half of the superblock is damaged")
+	} else {
+		fs.recallDamage(dyn)
 	}
 	if n, err := fs.inodeAt(RootID); err != nil || !isDir(n) {
 		return errors.New("root directory is damaged; run fsck")

@@ -49,6 +49,7 @@ type tx struct {
 	groups    []*group // to be locked by commit, in ascending order
 	locked    int      // of these, how many are
 	committed bool
+	note      bool // damage is noted: even when it has made the volume read-only
 }
 
 const (
@@ -298,13 +299,14 @@ func (w *Worker) commit() error {
 // end, by an error or a panic, the volume is read-only before the first lock
 // is released: nobody may change what the next recovery will replay.
 func (w *Worker) carryOut(n int) (err error) {
-	if w.fs.readOnly.Load() {
+	if w.fs.readOnly.Load() && !w.tx.note {
 		return errReadOnly
 	}
 	retired := false
 	defer func() {
 		if !retired {
-			err = w.fs.damaged(true, "a journal record could not be carried out: %v", err)
+			w.stuck = true
+			err = w.fs.halted("a journal record could not be carried out: %v", err)
 		}
 	}()
 	w.tx.committed = true

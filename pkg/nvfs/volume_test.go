@@ -368,6 +368,29 @@ func (m *mounted) removeAll(dir nvfs.NodeID) error {
 	return nil
 }
 
+// empties mounts a volume, removes everything, and expects the totals that it
+// had when it was fresh.
+func empties(space pmem.Space, clock func() nvfs.Time, fresh nvfs.StatFS) error {
+	m, err := tryMount(space, clock)
+	if err != nil {
+		return err
+	}
+	if err := m.removeAll(nvfs.RootID); err != nil {
+		return err
+	}
+	if t := m.totals(); t != fresh {
+		return fmt.Errorf("space is lost:\n have %+v\n want %+v", t, fresh)
+	}
+	return m.unmount()
+}
+
+func mustEmpty(t *testing.T, space pmem.Space, fresh nvfs.StatFS) {
+	t.Helper()
+	if err := empties(space, nil, fresh); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // diffLines shows where two dumps differ.
 func diffLines(have, want string) string {
 	h, w := strings.Split(have, "\n"), strings.Split(want, "\n")

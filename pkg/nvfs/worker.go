@@ -71,6 +71,7 @@ type Worker struct {
 	renaming   bool   // holds fs.renameMu
 	chaining   bool   // between two records of an operation
 	kept       uint64 // reserve of the chain, while a record of it is committed
+	stuck      bool   // its slot has a record that awaits the next recovery
 	stripped   bool
 	trackHoles bool   // see TrackHoles
 	gap        uint64 // bytes ahead of the next store in place that become zero with it
@@ -152,7 +153,7 @@ func (w *Worker) Stripped() bool { return w.stripped }
 func (w *Worker) Abort() {
 	if w.tx.committed || w.chaining {
 		w.chaining = false
-		_ = w.fs.damaged(true, "an operation failed half-way")
+		_ = w.fs.halted("an operation failed half-way")
 	}
 	w.rollback()
 	w.fs.unreserveBlocks(w.kept)

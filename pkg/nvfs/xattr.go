@@ -341,7 +341,9 @@ func aclTag(acl []byte, i int) uint16 {
 func aclPerm(acl []byte, i int) uint32       { return uint32(acl[aclHeader+i*aclEntry+2]) & 7 }
 func setACLPerm(acl []byte, i int, v uint32) { acl[aclHeader+i*aclEntry+2] = byte(v & 7) }
 
-func validACL(acl []byte) bool {
+// ValidACL reports whether acl is the value of an ACL attribute, in the form
+// of the kernel: version 2 and whole entries.
+func ValidACL(acl []byte) bool {
 	return len(acl) >= aclHeader && (len(acl)-aclHeader)%aclEntry == 0 && acl[0] == aclVersion &&
 		acl[1] == 0 && acl[2] == 0 && acl[3] == 0
 }
@@ -400,7 +402,7 @@ func (w *Worker) setACL(ino uint64, n layout.Inode, name, acl []byte, flags uint
 	if n.Mode()&unix.S_IFMT == unix.S_IFLNK {
 		return errNotSup
 	}
-	if len(acl) != 0 && !validACL(acl) {
+	if len(acl) != 0 && !ValidACL(acl) {
 		return errInvalid
 	}
 	if bytes.Equal(name, aclDefaultName) {
@@ -436,7 +438,7 @@ func (w *Worker) chmodACL(id NodeID, n layout.Inode) error {
 		return err
 	}
 	v, ok := findXattr(set, aclAccessName)
-	if !ok || !validACL(v) {
+	if !ok || !ValidACL(v) {
 		return nil
 	}
 	acl := append([]byte(nil), v...)
@@ -459,7 +461,7 @@ func (w *Worker) inheritACL(parent uint64, p, n layout.Inode, umask uint32) erro
 		return err
 	}
 	v, ok := findXattr(set, aclDefaultName)
-	if !ok || !validACL(v) {
+	if !ok || !ValidACL(v) {
 		n.SetMode(n.Mode() &^ (umask & 0777))
 		return nil
 	}

@@ -180,7 +180,7 @@ func (w *worker) checkLeaf(block uint64, n layout.Node, at dirPlace) {
 	var seen leafNames
 	payload, count := n.Payload(), 0
 	for pos := 0; pos < len(payload); {
-		e := entryAt(payload, pos)
+		e := layout.DirEntryAt(payload, pos)
 		if e == nil {
 			w.broken(DirEntries, block, "the entry at byte %d of leaf %d is malformed", pos, block)
 			return
@@ -197,23 +197,6 @@ func (w *worker) checkLeaf(block uint64, n layout.Node, at dirPlace) {
 	if count != int(n.Count()) {
 		w.problem(DirEntries, "leaf %d has %d names, its count says %d", block, count, n.Count())
 	}
-}
-
-// entryAt returns the entry at pos of a leaf's payload, nil when it is
-// malformed.
-func entryAt(payload []byte, pos int) layout.DirEntry {
-	if pos+layout.DirEntryMin > len(payload) {
-		return nil
-	}
-	e := layout.DirEntry(payload[pos:])
-	n := int(e.RecLen())
-	if n < layout.DirEntryMin || n%8 != 0 || n > len(e) {
-		return nil
-	}
-	if e.Ino() != 0 && layout.DirEntryLen(int(e.NameLen())) > n {
-		return nil
-	}
-	return e[:n]
 }
 
 // entryProblem adds a problem of an entry of the directory at work on.

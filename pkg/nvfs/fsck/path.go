@@ -100,7 +100,7 @@ func (w *worker) nameIn(block, ino uint64, level int, budget *int) (string, bool
 	}
 	payload := n.Payload()
 	for pos := 0; pos < len(payload); {
-		e := entryAt(payload, pos)
+		e := layout.DirEntryAt(payload, pos)
 		if e == nil {
 			return "", false
 		}

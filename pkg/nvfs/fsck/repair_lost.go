@@ -99,7 +99,7 @@ func (r *repairer) find(dir uint64, name string) uint64 {
 			continue
 		}
 		for pos := 0; pos < len(n.Payload()); {
-			e := entryAt(n.Payload(), pos)
+			e := layout.DirEntryAt(n.Payload(), pos)
 			if e == nil {
 				return 0
 			}
@@ -256,7 +256,7 @@ func (m *leafMerger) open(l leafRef, names []newName) []newName {
 	var all []newName
 	payload := layout.Node(m.r.block(l.block)).Payload()
 	for pos := 0; pos < len(payload); {
-		e := entryAt(payload, pos)
+		e := layout.DirEntryAt(payload, pos)
 		if e.Ino() != 0 {
 			all = append(all, newName{e.Key(), string(e.Name()), e.Ino(), e.Type()})
 		}

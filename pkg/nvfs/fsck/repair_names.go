@@ -26,7 +26,7 @@ func (r *repairer) noteParents() {
 		for _, l := range r.walkTree(ino, n.DirRoot(), false).leaves {
 			payload := layout.Node(r.block(l.block)).Payload()
 			for pos := 0; pos < len(payload); {
-				e := entryAt(payload, pos)
+				e := layout.DirEntryAt(payload, pos)
 				if e == nil {
 					break
 				}
@@ -82,7 +82,7 @@ func (d *dirNames) leaf(l leafRef) {
 	payload, count := n.Payload(), 0
 	var seen leafNames
 	for pos, last := 0, -1; pos < len(payload); {
-		e := entryAt(payload, pos)
+		e := layout.DirEntryAt(payload, pos)
 		if e == nil {
 			d.r.did(Problem{Code: DirEntries, Ino: d.ino, Block: l.block}, "leaf %d was cut at byte %d", l.block, pos)
 			cutLeaf(payload, pos, last)
@@ -227,7 +227,7 @@ func (r *repairer) unname(ino uint64) {
 	for _, l := range t.leaves {
 		n := layout.Node(r.block(l.block))
 		for pos := 0; pos < len(n.Payload()); {
-			e := entryAt(n.Payload(), pos)
+			e := layout.DirEntryAt(n.Payload(), pos)
 			if e.Ino() != ino {
 				pos += len(e)
 				continue

@@ -49,7 +49,7 @@ func (r *repairer) repairSuperblocks() {
 		}
 	}
 	if sb.Reserved >= total {
-		sb.Reserved = min(sb.Devices[0].Blocks/200, 4096)
+		sb.Reserved = layout.ReservedBlocks(sb.Devices[0].Blocks)
 		err = layout.ErrNonsense
 		r.did(Problem{Code: Geometry}, "the reserve was set to %d blocks", sb.Reserved)
 	}

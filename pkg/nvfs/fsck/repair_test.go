@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -30,6 +31,10 @@ type storeSpace struct {
 	history []word // before that
 }
 
+// storing guards all of them: the engine notes damage on a goroutine of its
+// own.
+var storing sync.Mutex
+
 // word is an aligned word and what it was before it was stored to.
 type word struct{ off, old uint64 }
 
@@ -37,6 +42,8 @@ func (s *storeSpace) ReadOnly() bool               { return false }
 func (s *storeSpace) NewPersister() pmem.Persister { return s }
 
 func (s *storeSpace) Store64(off, v uint64) {
+	storing.Lock()
+	defer storing.Unlock()
 	s.pending = append(s.pending, word{off, binary.LittleEndian.Uint64(s.memSpace[off:])})
 	binary.LittleEndian.PutUint64(s.memSpace[off:], v)
 }
@@ -56,6 +63,8 @@ func (s *storeSpace) Zero(off, n uint64)  { s.Copy(off, make([]byte, n)) }
 func (s *storeSpace) Flush(off, n uint64) {}
 
 func (s *storeSpace) Fence() error {
+	storing.Lock()
+	defer storing.Unlock()
 	if s.fences++; s.fences == s.stopAt {
 		for i := len(s.pending) - 1; i >= 0; i-- {
 			if !s.keep(s.pending[i].off) {

@@ -22,7 +22,7 @@ func (r *repairer) repairXattrs(g *group, index uint32, n layout.Inode) {
 			set = nil
 		}
 	}
-	if !soundSet(set) {
+	if !soundSet(n, set) {
 		r.releaseAll(chain)
 		r.dropXattrs(XattrSet, g, index, func(c layout.Inode) {
 			clear(c.XattrBody())
@@ -92,8 +92,8 @@ func (r *repairer) xattrBlocks(n layout.Inode) uint64 {
 	return count
 }
 
-// soundSet reports whether a set breaks no rule.
-func soundSet(set []byte) bool {
+// soundSet reports whether the set of n breaks no rule.
+func soundSet(n layout.Inode, set []byte) bool {
 	if len(set) > layout.MaxXattrSet {
 		return false
 	}
@@ -104,5 +104,5 @@ func soundSet(set []byte) bool {
 		}
 		seen[string(x.Name())] = true
 	}
-	return true
+	return badACL(n, set) == nil
 }

@@ -387,6 +387,8 @@ var damages = []damage{
 	{name: "an attribute twice among many", code: XattrSet, before: func(p *populated) { p.xattr(p.outsideX, "user.59", 1) }},
 	{name: "an early attribute twice among many", code: XattrSet, before: func(p *populated) { p.xattr(p.outsideX, "user.a", 1) }},
 	{name: "attribute name with a zero byte", code: XattrSet, before: func(p *populated) { p.xattr(p.inlineX, "user.\x00", 1) }},
+	{name: "ACL of no known version", code: XattrSet, before: func(p *populated) { p.xattr(p.inlineX, "system.posix_acl_access", 12) }},
+	{name: "ACL with half an entry", code: XattrSet, before: func(p *populated) { p.xattr(p.outsideX, "system.posix_acl_access", 7) }},
 	{name: "attribute value too long", code: XattrSet, before: func(p *populated) { p.xattr(p.outsideX, "user.long", 65537) }},
 	{name: "too many attributes", code: XattrSet, more: []Code{BlockLeaked}, before: func(p *populated) {
 		p.xattr(p.outsideX, "user.long", 65536)

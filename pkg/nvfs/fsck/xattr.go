@@ -3,6 +3,9 @@ package fsck
 import (
 	"bytes"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs"
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
 )
 
@@ -21,9 +24,32 @@ func (w *worker) checkXattrs(n layout.Inode) {
 			return
 		}
 	}
-	if w.checkSet(set) {
-		w.checkCapability(n, set)
+	if !w.checkSet(set) {
+		return
 	}
+	w.checkCapability(n, set)
+	if name := badACL(n, set); name != nil {
+		w.problem(XattrSet, "attribute %q is no ACL, or not one of such a file", name)
+	}
+}
+
+var (
+	aclAccess  = []byte("system.posix_acl_access")
+	aclDefault = []byte("system.posix_acl_default")
+)
+
+// badACL returns the name of an ACL in a whole set that n may not have.
+func badACL(n layout.Inode, set []byte) []byte {
+	for x := layout.XattrEntry(set); len(x) > 0; x = x.Next() {
+		isDefault := bytes.Equal(x.Name(), aclDefault)
+		if !isDefault && !bytes.Equal(x.Name(), aclAccess) {
+			continue
+		}
+		if !nvfs.ValidACL(x.Value()) || isDefault && n.Mode()&unix.S_IFMT != unix.S_IFDIR {
+			return x.Name()
+		}
+	}
+	return nil
 }
 
 // flagCapability is the bit of the inode's flags that says that the set has

@@ -49,3 +49,21 @@ func DirEntryLen(n int) int { return (DirEntryHeader + n + 7) &^ 7 }
 
 // DirEntryMin is the smallest entry; less free space cannot be described.
 const DirEntryMin = 24
+
+// DirEntryAt returns the entry at pos of a leaf's payload, nil when it is
+// malformed: its lengths do not fit. Whether its name is legal is another
+// question.
+func DirEntryAt(payload []byte, pos int) DirEntry {
+	if pos+DirEntryMin > len(payload) {
+		return nil
+	}
+	e := DirEntry(payload[pos:])
+	n := int(e.RecLen())
+	if n < DirEntryMin || n%8 != 0 || n > len(e) {
+		return nil
+	}
+	if e.Ino() != 0 && DirEntryLen(int(e.NameLen())) > n {
+		return nil
+	}
+	return e[:n]
+}

@@ -82,3 +82,13 @@ func ChunkOffset(block uint64, bit uint32) uint64 {
 
 // ChunkLocation is the checksum location of the chunk at byte offset off.
 func ChunkLocation(off uint64) uint64 { return off / ChunkSize }
+
+// ReservedBlocks is the reserve that mkfs gives a volume: what its extent
+// nodes can come to when every other block is preallocated and the others are
+// written, 84 extents in a node that a split has left half full; at least
+// what all workers need at a time to punch holes. The largest volumes, which
+// are seldom that full of fragments, get 16 MiB.
+func ReservedBlocks(blocks uint64) uint64 {
+	const least, most = 64, 4096
+	return min(max(blocks/(NodeExtents/2), least), most)
+}

@@ -98,7 +98,7 @@ func plan(space pmem.Space, opt *Options) (*layout.Superblock, error) {
 	mustRandom(sb.HashKey[:])
 	d := layout.Device{UUID: sb.UUID, Blocks: blocks, Groups: layout.GroupsIn(blocks, sb.InodesPerGroup)}
 	sb.Devices = []layout.Device{d}
-	sb.Reserved = min(blocks/200, 4096)
+	sb.Reserved = layout.ReservedBlocks(blocks)
 	var probe [layout.StaticSize]byte
 	if err := sb.Encode(probe[:]); err != nil {
 		return nil, fmt.Errorf("mkfs: %w", err)
