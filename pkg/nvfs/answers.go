@@ -67,21 +67,20 @@ var ErrAnswers = errors.New("too many requests are unanswered; abort the connect
 // Answer reports what the journal says of request unique (bit 63 clear) of
 // connection conn. ok is false when the request has left no trace: it is to be
 // executed. So it is, too, for every request of a connection that was not
-// resumed, and after EndResume. It is safe for concurrent use.
+// resumed. It is safe for concurrent use.
 func (fs *FS) Answer(conn, unique uint64) (a Answer, ok bool) {
-	m := fs.answers.Load()
-	if m == nil || conn != fs.resumed {
+	if conn != fs.resumed {
 		return Answer{}, false
 	}
-	a, ok = (*m)[unique]
+	a, ok = fs.answers[unique]
 	return a, ok
 }
 
-// EndResume forgets the answers. It is called when every request that the
-// kernel sent again has been answered; until then what they made is not
-// released, and what the journal says of them is kept for a further successor.
+// EndResume is called when every request that the kernel sent again has been
+// answered. Until then what they made is not released, and what the journal says
+// of them is kept for a further successor.
 func (fs *FS) EndResume() error {
-	if fs.answers.Swap(nil) == nil || fs.space.ReadOnly() || fs.sb.Slots < 2 {
+	if !fs.resuming.Swap(false) || fs.space.ReadOnly() || fs.sb.Slots < 2 {
 		return nil
 	}
 	fs.growMu.Lock()
@@ -100,7 +99,7 @@ func (fs *FS) EndResume() error {
 // connection may refer to: files that are open. It waits until all groups are
 // loaded. It fails with EBUSY before EndResume.
 func (fs *FS) Orphans() ([]NodeID, error) {
-	if fs.answers.Load() != nil {
+	if fs.resuming.Load() {
 		return nil, syscall.EBUSY
 	}
 	fs.waitTotals()
@@ -118,7 +117,7 @@ func (fs *FS) Orphans() ([]NodeID, error) {
 // since the mount, or is gone. It fails with EBUSY before EndResume: the
 // kernel does not know what it is yet to be told of.
 func (fs *FS) ReleaseOrphan(id NodeID) error {
-	if fs.answers.Load() != nil {
+	if fs.resuming.Load() {
 		return syscall.EBUSY
 	}
 	fs.growMu.Lock()
@@ -174,11 +173,11 @@ func (fs *FS) resume() (internal int, err error) {
 			return 0, err
 		}
 	}
-	m := make(map[uint64]Answer, len(rows))
+	fs.answers = make(map[uint64]Answer, len(rows))
 	for _, r := range rows {
-		m[r.Unique] = answerOf(&r)
+		fs.answers[r.Unique] = answerOf(&r)
 	}
-	fs.answers.Store(&m)
+	fs.resuming.Store(true)
 	return 1 - fs.answerSlot, nil
 }
 

@@ -68,9 +68,10 @@ type FS struct {
 	readOnly atomic.Bool
 	wasClean bool // before this mount
 
-	resumed    uint64                            // connection, or 0
-	answers    atomic.Pointer[map[uint64]Answer] // by unique; nil: none are expected
-	answerSlot int
+	resumed    uint64            // connection, or 0
+	answers    map[uint64]Answer // of its requests, by unique; fixed by the mount
+	answerSlot int               // has them for a further successor
+	resuming   atomic.Bool       // until EndResume
 	onOrphan   func(NodeID)
 	stop       chan struct{}
 	bg         sync.WaitGroup

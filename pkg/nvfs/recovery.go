@@ -16,13 +16,45 @@ import (
 // that it recovers just the same.
 func (fs *FS) replayJournal() error {
 	pending, err := fs.scanJournal()
-	if err != nil || len(pending) == 0 {
+	switch {
+	case err != nil:
+		return err
+	case len(pending) > 0 && fs.space.ReadOnly():
+		return ErrNeedsRecovery
+	case fs.space.ReadOnly():
+		return nil
+	}
+	p := fs.space.NewPersister()
+	if err := fs.replay(p, pending); err != nil {
 		return err
 	}
-	if fs.space.ReadOnly() {
-		return ErrNeedsRecovery
+	return fs.clearTorn(p)
+}
+
+// clearTorn makes sure that a record which a crash tore never becomes whole.
+// The next record in its slot might store just the lines that are missing, if
+// the same operation is done again, and a second crash keep no others of it;
+// then what is long out of date would be replayed. Without its first word it
+// cannot be.
+func (fs *FS) clearTorn(p pmem.Persister) error {
+	torn := false
+	for slot := range int(fs.sb.Slots) {
+		r := fs.slotRecord(slot)
+		retired, _ := r.Retired(fs.seed)
+		if r.Magic() != layout.RecordMagic || r.Valid(fs.seed) || r.Seq() <= retired {
+			continue
+		}
+		p.Store64(layout.SlotOffset(slot), 0)
+		p.Flush(layout.SlotOffset(slot), 8)
+		torn = true
 	}
-	return fs.replay(fs.space.NewPersister(), pending)
+	if !torn {
+		return nil
+	}
+	if err := p.Fence(); err != nil {
+		return fmt.Errorf("clear the records that a crash tore: %w", err)
+	}
+	return nil
 }
 
 // recover is the second step: it verifies the root, marks the volume mounted

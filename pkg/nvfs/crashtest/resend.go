@@ -142,7 +142,10 @@ func askAgain(v *volume, w *nvfs.Worker, h *history, s *step, before *reply) (re
 		w.Forget(got.attr.ID, 1)
 		w.End()
 	}
-	if !executed && s.makes() { // it may have got another inode
+	// Executed anew it may get another inode. After a crash in the take-over the
+	// record of the first execution may be whole again: what was missing of it
+	// was stored with the second one.
+	if s.makes() && (!executed || before != nil && got.attr.ID == s.reply.attr.ID) {
 		want.attr.ID = got.attr.ID
 	}
 	if s.errno == 0 && got != want {
