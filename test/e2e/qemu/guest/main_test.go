@@ -16,6 +16,9 @@ import (
 	"github.com/nvfs-csi/nvfs-csi/test/e2e/qemu/guestjob"
 )
 
+// keepMarker is set by a test whose namespaces the next boot shall find.
+const keepMarker = "NVFS_QEMU_KEEP"
+
 // stateDir is where managers keep their locks, on a tmpfs of the guest.
 const stateDir = "/var/lib/nvfs-csi"
 
@@ -59,7 +62,7 @@ func emptySystem(t *testing.T) *ndctl.System {
 	}
 	destroyAll(ctx, t, m)
 	t.Cleanup(func() {
-		if !t.Failed() {
+		if !t.Failed() && os.Getenv(keepMarker) == "" {
 			destroyAll(context.WithoutCancel(ctx), t, m)
 		}
 	})

@@ -1,0 +1,195 @@
+//go:build qemu
+
+package guest
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+)
+
+// callTimeout bounds one call to the driver: ten times what a machine needs.
+const callTimeout = time.Minute
+
+// driver is `nvfs-csi node` on the guest's regions.
+type driver struct {
+	dir        string
+	cmd        *exec.Cmd
+	exited     chan struct{}
+	conn       *grpc.ClientConn
+	controller csi.ControllerClient
+	node       csi.NodeClient
+}
+
+func (d *driver) endpoint() string { return "unix://" + filepath.Join(d.dir, "csi.sock") }
+
+// startDriver starts a driver with the state in stateDir; it ends with the test.
+func startDriver(t *testing.T) *driver {
+	t.Helper()
+	d := &driver{dir: "/run/csi"}
+	if err := os.MkdirAll(d.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d.start(t)
+	t.Cleanup(func() {
+		d.end(t, syscall.SIGTERM)
+		if t.Failed() {
+			t.Log(d.log())
+		}
+	})
+	return d
+}
+
+func (d *driver) start(t *testing.T) {
+	t.Helper()
+	log, err := os.OpenFile(filepath.Join(d.dir, "driver.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	d.cmd = exec.Command("nvfs-csi", "node", "--v=4", "--endpoint="+d.endpoint(), "--node-id=guest", "--state-dir="+stateDir,
+		"--kubelet-dir="+d.dir, "--run-dir="+filepath.Join(d.dir, "run"), "--calibration-file="+filepath.Join(d.dir, "calibration.json"))
+	d.cmd.Stdout, d.cmd.Stderr = log, log
+	d.exited = make(chan struct{})
+	if err := d.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = d.cmd.Wait() // the status stands in ProcessState
+		close(d.exited)
+	}()
+	d.conn, err = grpc.NewClient(d.endpoint(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.controller, d.node = csi.NewControllerClient(d.conn), csi.NewNodeClient(d.conn)
+	if _, err := csi.NewIdentityClient(d.conn).Probe(limit(t, callTimeout), &csi.ProbeRequest{}); err != nil {
+		t.Fatalf("the driver does not answer: %v\n%s", err, d.log())
+	}
+}
+
+// end stops the driver process; volumes stay mounted.
+func (d *driver) end(t *testing.T, sig syscall.Signal) {
+	t.Helper()
+	d.conn.Close()
+	_ = d.cmd.Process.Signal(sig) // it may have ended by itself, which the exit code tells
+	select {
+	case <-d.exited:
+	case <-time.After(callTimeout):
+		t.Errorf("the driver does not end\n%s", d.log())
+		_ = d.cmd.Process.Kill()
+		<-d.exited
+	}
+}
+
+func (d *driver) log() string {
+	log, err := os.ReadFile(filepath.Join(d.dir, "driver.log"))
+	if err != nil {
+		return err.Error()
+	}
+	return string(log[max(0, len(log)-16<<10):])
+}
+
+// volume is a volume of the driver, and where the kubelet would have it.
+type volume struct {
+	d          *driver
+	id         string
+	capacity   int64
+	context    map[string]string
+	capability *csi.VolumeCapability
+	staging    string
+	target     string
+}
+
+func filesystem(fsType string) *csi.VolumeCapability {
+	return &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fsType}},
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}
+}
+
+func rawBlock() *csi.VolumeCapability {
+	return &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}
+}
+
+// create makes a volume or finds it again, as the provisioner does: it asks
+// until the answer is final.
+func (d *driver) create(t *testing.T, name string, size int64, c *csi.VolumeCapability, parameters map[string]string) (*volume, error) {
+	t.Helper()
+	req := &csi.CreateVolumeRequest{Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, Parameters: parameters,
+		VolumeCapabilities: []*csi.VolumeCapability{c}}
+	resp, err := d.controller.CreateVolume(limit(t, callTimeout), req)
+	for status.Code(err) == codes.Aborted {
+		resp, err = d.controller.CreateVolume(limit(t, callTimeout), req)
+	}
+	if err != nil {
+		return nil, err
+	}
+	v := &volume{d: d, id: resp.GetVolume().GetVolumeId(), capacity: resp.GetVolume().GetCapacityBytes(), context: resp.GetVolume().GetVolumeContext(), capability: c,
+		staging: filepath.Join(d.dir, "plugins", name), target: filepath.Join(d.dir, "pods", name)}
+	for _, dir := range []string{v.staging, filepath.Dir(v.target)} {
+		if err := os.MkdirAll(dir, 0o750); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return v, nil
+}
+
+func (d *driver) mustCreate(t *testing.T, name string, size int64, c *csi.VolumeCapability, parameters map[string]string) *volume {
+	t.Helper()
+	v, err := d.create(t, name, size, c, parameters)
+	if err != nil {
+		t.Fatalf("create %s: %v", name, err)
+	}
+	return v
+}
+
+func (v *volume) stage(ctx context.Context) error {
+	_, err := v.d.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.capability, VolumeContext: v.context})
+	return err
+}
+
+// up stages and publishes the volume, whose content is then at v.target.
+func (v *volume) up(t *testing.T) {
+	t.Helper()
+	if err := v.stage(limit(t, callTimeout)); err != nil {
+		t.Fatalf("stage: %v", err)
+	}
+	_, err := v.d.node.NodePublishVolume(limit(t, callTimeout), &csi.NodePublishVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target,
+		VolumeCapability: v.capability, VolumeContext: v.context})
+	if err != nil {
+		t.Fatalf("publish: %v", err)
+	}
+}
+
+func (v *volume) down(t *testing.T) {
+	t.Helper()
+	if _, err := v.d.node.NodeUnpublishVolume(limit(t, callTimeout), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target}); err != nil {
+		t.Fatalf("unpublish: %v", err)
+	}
+	if _, err := v.d.node.NodeUnstageVolume(limit(t, callTimeout), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging}); err != nil {
+		t.Fatalf("unstage: %v", err)
+	}
+}
+
+// delete asks until the volume is erased.
+func (v *volume) delete(t *testing.T) {
+	t.Helper()
+	ctx := limit(t, 2*callTimeout)
+	_, err := v.d.controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.id})
+	for status.Code(err) == codes.Aborted && ctx.Err() == nil {
+		_, err = v.d.controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.id})
+	}
+	if err != nil {
+		t.Fatalf("delete: %v", err)
+	}
+}
