@@ -8,5 +8,5 @@ import "github.com/spf13/cobra"
 // build tag nvfstools leaves them out: what remains is bin/nvfs, which starts
 // in half the time and with half the memory.
 func csiCommands() []*cobra.Command {
-	return []*cobra.Command{newDemoCommand(), newNodeCommand()}
+	return []*cobra.Command{newDemoCommand(), newNodeCommand(), newControllerCommand()}
 }

@@ -105,8 +105,53 @@ func decode[T any](t *testing.T, name string) T {
 	return v
 }
 
+// documents returns the documents of one kind in a file that has many.
+func documents[T any](t *testing.T, name, kind string) []T {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(deployDir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []T
+	for dec := yaml.NewDecoder(bytes.NewReader(data)); ; {
+		var node yaml.Node
+		if err := dec.Decode(&node); errors.Is(err, io.EOF) {
+			return found
+		} else if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		var head struct {
+			Kind string `yaml:"kind"`
+		}
+		var v T
+		if err := node.Decode(&head); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if head.Kind != kind {
+			continue
+		}
+		if err := node.Decode(&v); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		found = append(found, v)
+	}
+}
+
+// installations are generated from the chart.
+var installations = []string{"nvfs-csi.yaml", "nvfs-csi-emulated.yaml"}
+
 func TestCSIDriver(t *testing.T) {
-	d := decode[csiDriver](t, "csidriver.yaml")
+	for _, file := range installations {
+		drivers := documents[csiDriver](t, file, "CSIDriver")
+		if len(drivers) != 1 {
+			t.Fatalf("%s has %d CSIDriver objects", file, len(drivers))
+		}
+		checkCSIDriver(t, drivers[0])
+	}
+}
+
+func checkCSIDriver(t *testing.T, d csiDriver) {
+	t.Helper()
 	if d.APIVersion != "storage.k8s.io/v1" || d.Kind != "CSIDriver" || d.Metadata.Name != driver.Name {
 		t.Errorf("is %s %s %q, want storage.k8s.io/v1 CSIDriver %q", d.APIVersion, d.Kind, d.Metadata.Name, driver.Name)
 	}
@@ -130,19 +175,29 @@ func TestStorageClasses(t *testing.T) {
 	if _, ok := classes["nvfs"]; !ok {
 		t.Error("there is no class nvfs")
 	}
+	for _, file := range installations {
+		for _, c := range documents[storageClass](t, file, "StorageClass") {
+			checkClass(t, file+": "+c.Metadata.Name, c)
+		}
+	}
 	for name, c := range classes {
-		if c.APIVersion != "storage.k8s.io/v1" || c.Kind != "StorageClass" || c.Provisioner != driver.Name {
-			t.Errorf("%s: is %s %s of %q", name, c.APIVersion, c.Kind, c.Provisioner)
-		}
-		if c.VolumeBindingMode != "WaitForFirstConsumer" {
-			t.Errorf("%s: volumeBindingMode %q would place volumes before their pods", name, c.VolumeBindingMode)
-		}
-		if c.ReclaimPolicy == "" {
-			t.Errorf("%s: no reclaimPolicy", name)
-		}
-		if _, err := driver.ParseParams(driver.OriginClass, c.Parameters); err != nil {
-			t.Errorf("%s: the driver refuses its parameters: %v", name, err)
-		}
+		checkClass(t, name, c)
+	}
+}
+
+func checkClass(t *testing.T, name string, c storageClass) {
+	t.Helper()
+	if c.APIVersion != "storage.k8s.io/v1" || c.Kind != "StorageClass" || c.Provisioner != driver.Name {
+		t.Errorf("%s: is %s %s of %q", name, c.APIVersion, c.Kind, c.Provisioner)
+	}
+	if c.VolumeBindingMode != "WaitForFirstConsumer" {
+		t.Errorf("%s: volumeBindingMode %q would place volumes before their pods", name, c.VolumeBindingMode)
+	}
+	if c.ReclaimPolicy == "" {
+		t.Errorf("%s: no reclaimPolicy", name)
+	}
+	if _, err := driver.ParseParams(driver.OriginClass, c.Parameters); err != nil {
+		t.Errorf("%s: the driver refuses its parameters: %v", name, err)
 	}
 }
 
@@ -169,7 +224,7 @@ func TestExample(t *testing.T) {
 
 // TestEveryFileIsChecked fails for a file that no test above reads.
 func TestEveryFileIsChecked(t *testing.T) {
-	known := map[string]bool{"csidriver.yaml": true, "example/pvc.yaml": true, "example/pod.yaml": true}
+	known := map[string]bool{"nvfs-csi.yaml": true, "nvfs-csi-emulated.yaml": true, "example/pvc.yaml": true, "example/pod.yaml": true}
 	err := filepath.WalkDir(deployDir, func(name string, d fs.DirEntry, err error) error {
 		rel, relErr := filepath.Rel(deployDir, name)
 		if err == nil && !d.IsDir() && !known[rel] && filepath.Dir(rel) != "storageclass" {

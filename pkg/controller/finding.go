@@ -1,0 +1,33 @@
+package controller
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Reasons of events. Users and alerts match on them: they never change.
+const (
+	ReasonInvalidParameters   = "InvalidParameters"
+	ReasonFlushModeNotOffered = "FlushModeNotOffered"
+	ReasonNUMANodeNotFound    = "NUMANodeNotFound"
+	ReasonNoMemory            = "NoPersistentMemory"
+	ReasonTooLarge            = "LargerThanAnyExtent"
+	ReasonNodeGone            = "NodeGone"
+	ReasonOrphanVolume        = "OrphanVolume"
+)
+
+// finding is something that a user should know about an object.
+type finding struct {
+	object  corev1.ObjectReference
+	reason  string
+	message string // what is wrong and what to do about it
+}
+
+// key identifies a finding that stays the same.
+func (f finding) key() string {
+	return string(f.object.UID) + "/" + f.object.Kind + "/" + f.object.Name + "/" + f.reason + "/" + f.message
+}
+
+func reference(apiVersion, kind, namespace, name string, uid types.UID) corev1.ObjectReference {
+	return corev1.ObjectReference{APIVersion: apiVersion, Kind: kind, Namespace: namespace, Name: name, UID: uid}
+}

@@ -1,0 +1,45 @@
+# Included by the Makefile: the chart, and the test cluster of two nodes on this
+# machine. Kubernetes is built once (about 15 minutes of CPU time) and kept below
+# ~/.cache/nvfs-csi.
+
+CLUSTER_GO    := go -C test/e2e/cluster
+# As for the binaries of Kubernetes, so that packages are compiled once.
+CLUSTER_FLAGS := -trimpath -gcflags=all=-dwarf=false
+LOCALCLUSTER  := bin/localcluster
+
+.PHONY: chart chart-test cluster-setup localcluster cluster-build cluster-up cluster-down cluster-shell e2e-cluster e2e-smoke
+
+# Rewrites what is made from the chart: golden files, deploy/, its README.
+chart:
+	$(CLUSTER_GO) test $(CLUSTER_FLAGS) ./chart -update
+
+chart-test:
+	$(CLUSTER_GO) test $(CLUSTER_FLAGS) ./chart
+
+cluster-setup:
+	@test/e2e/cluster/setup.sh
+
+localcluster:
+	$(CLUSTER_GO) build $(CLUSTER_FLAGS) -buildvcs=false -o $(CURDIR)/$(LOCALCLUSTER) ./cmd/localcluster
+
+cluster-build: localcluster
+	$(LOCALCLUSTER) build
+
+cluster-up: cluster-setup build cluster-build
+	$(LOCALCLUSTER) up
+
+cluster-down: localcluster
+	$(LOCALCLUSTER) down
+
+cluster-shell: localcluster
+	$(LOCALCLUSTER) shell
+
+# All tests in a cluster of their own, which is taken down whatever they say.
+e2e-cluster: cluster-up
+	status=0; $(CLUSTER_GO) test $(CLUSTER_FLAGS) -count=1 -timeout 40m -v ./e2e || status=$$?; \
+	$(LOCALCLUSTER) down || status=$$?; exit $$status
+
+# A claim, fio, and a driver that is restarted meanwhile.
+e2e-smoke: cluster-up
+	status=0; $(CLUSTER_GO) test $(CLUSTER_FLAGS) -count=1 -timeout 10m -v -run 'TestSmoke$$' ./e2e || status=$$?; \
+	$(LOCALCLUSTER) down || status=$$?; exit $$status

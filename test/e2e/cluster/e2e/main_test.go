@@ -1,0 +1,174 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nvfs-csi/nvfs-csi/test/e2e/cluster/localcluster"
+)
+
+const repository = "../../../.."
+
+// waitTime bounds each wait for something that the cluster does by itself. The
+// kubelet repeats a mount that came too early after 15 seconds, and the machine
+// may be loaded.
+const waitTime = 3 * time.Minute
+
+var cluster *localcluster.Cluster
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == localcluster.NodeInit { // a test has started a node
+		fmt.Fprintln(os.Stderr, localcluster.RunNodeInit(os.Args[2]))
+		os.Exit(1)
+	}
+	if err := connect(); err != nil {
+		fmt.Fprintf(os.Stderr, "no cluster to test: %v\nstart one with \"make cluster-up\", or run \"make e2e-cluster\"\n", err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+func connect() error {
+	bin, err := localcluster.Binaries("..")
+	if err != nil {
+		return err
+	}
+	dir := os.Getenv("NVFS_E2E_DIR")
+	if dir == "" {
+		dir = localcluster.DefaultDir
+	}
+	cluster = localcluster.New(dir, bin)
+	ctx, cancel := context.WithTimeout(context.Background(), waitTime)
+	defer cancel()
+	return cluster.AwaitNodes(ctx)
+}
+
+// kube runs kubectl in the namespace of one test.
+type kube struct {
+	*testing.T
+	ctx       context.Context
+	namespace string
+}
+
+// newTest makes a namespace for the test. When the test ends, the namespace is
+// deleted, and nothing of its volumes may be left on any node.
+func newTest(t *testing.T) *kube {
+	t.Helper()
+	k := &kube{T: t, ctx: t.Context(), namespace: "test-" + strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name()))}
+	k.must("create", "namespace", k.namespace)
+	t.Cleanup(func() {
+		k.ctx = context.Background() // that of the test has ended
+		if t.Failed() {
+			k.describe()
+		}
+		k.must("delete", "namespace", k.namespace, "--timeout=180s")
+		k.checkNothingIsLeft()
+	})
+	return k
+}
+
+func (k *kube) try(args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(k.ctx, waitTime+time.Minute)
+	defer cancel()
+	return cluster.Kubectl(ctx, "", args...)
+}
+
+func (k *kube) must(args ...string) string {
+	k.Helper()
+	out, err := k.try(args...)
+	if err != nil {
+		k.Fatal(err)
+	}
+	return out
+}
+
+// apply applies a manifest in the test's namespace.
+func (k *kube) apply(manifest string) {
+	k.Helper()
+	if _, err := cluster.Kubectl(k.ctx, manifest, "-n", k.namespace, "apply", "-f", "-"); err != nil {
+		k.Fatalf("%v\n%s", err, manifest)
+	}
+}
+
+// get reads an object into v.
+func (k *kube) get(v any, args ...string) {
+	k.Helper()
+	out := k.must(append([]string{"-n", k.namespace, "get", "-o", "json"}, args...)...)
+	if err := json.Unmarshal([]byte(out), v); err != nil {
+		k.Fatal(err)
+	}
+}
+
+// eventually waits until done returns "", which else says what is missing.
+func (k *kube) eventually(what string, done func() string) {
+	k.Helper()
+	missing := ""
+	for deadline := time.Now().Add(waitTime); time.Now().Before(deadline); time.Sleep(500 * time.Millisecond) {
+		if missing = done(); missing == "" {
+			return
+		}
+	}
+	k.Fatalf("%s: %s", what, missing)
+}
+
+// describe logs what explains a failure.
+func (k *kube) describe() {
+	for _, args := range [][]string{
+		{"-n", k.namespace, "describe", "pods,pvc"},
+		{"-n", localcluster.Namespace, "get", "pods", "-o", "wide"},
+		{"get", "csistoragecapacities,pv", "-A"},
+		{"-n", localcluster.Namespace, "logs", "-l", "app.kubernetes.io/component=node", "-c", "driver", "--tail=40", "--prefix"},
+		{"-n", localcluster.Namespace, "logs", "-l", "app.kubernetes.io/component=mountd", "--tail=20", "--prefix"},
+	} {
+		out, err := k.try(args...)
+		k.Logf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+// checkNothingIsLeft fails unless all volumes are gone: PersistentVolumes,
+// records, memory, mounts and the processes that serve them.
+func (k *kube) checkNothingIsLeft() {
+	k.Helper()
+	k.eventually("volumes are deleted", func() string {
+		if out := k.must("get", "pv", "-o", "jsonpath={.items[?(@.spec.csi.driver==\"csi.nvfs.dev\")].metadata.name}"); out != "" {
+			return "PersistentVolumes " + out
+		}
+		for _, n := range cluster.Nodes {
+			if left := k.leftOn(n); left != "" {
+				return "on node " + n.Name + ": " + left
+			}
+		}
+		return ""
+	})
+}
+
+// leftOn returns what volumes have left on a node.
+func (k *kube) leftOn(n localcluster.Node) string {
+	k.Helper()
+	script := `ls ` + localcluster.NodeMemory + `/*/*.pmem /var/lib/csi.nvfs.dev/volumes/*.json 2>/dev/null
+grep fuse.nvfs /proc/mounts
+ls -d /var/lib/kubelet/plugins/kubernetes.io/csi/csi.nvfs.dev/* 2>/dev/null
+for c in /proc/[0-9]*/cmdline; do tr '\0' ' ' < $c 2>/dev/null | grep -E 'nvfs(-csi)? serve ' ; done
+true`
+	out, err := n.Exec(k.ctx, "sh", "-c", script)
+	if err != nil {
+		k.Fatal(err)
+	}
+	return strings.TrimSpace(out)
+}
+
+// example reads a file that users copy.
+func example(t *testing.T, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(repository, "deploy", "example", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}

@@ -1,0 +1,5 @@
+package localcluster
+
+import "runtime"
+
+const goarch = runtime.GOARCH
