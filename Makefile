@@ -4,6 +4,9 @@
 # make e2e     only the tests on real mounts
 # make e2e-qemu        real namespaces in QEMU guests (root; at most 12 minutes)
 # make e2e-qemu-smoke  one guest, one devdax namespace
+# make e2e-cluster  a Kubernetes cluster of two nodes, and the tests in it; e2e-smoke: a few minutes of it
+# make cluster-up   such a cluster to work with; cluster-shell, cluster-down
+# make chart   what is made from the chart: deploy/, its README, golden files
 # make lint    gofmt, go vet, staticcheck
 # make crash   crash images in depth (over an hour); crash-selftest: planted mistakes
 # make bench   flush modes and filesystems side by side (idle machine; about 15 minutes)
@@ -93,3 +96,5 @@ docs: build
 
 clean:
 	rm -rf bin
+
+include test/e2e/cluster/cluster.mk
