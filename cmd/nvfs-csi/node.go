@@ -50,6 +50,7 @@ func newNodeCommand() *cobra.Command {
 				Namespaces: manager,
 				NVFS:       calibratedMounter{newLauncher(run, false), calibrationFile},
 				Volumes:    formatter{},
+				Kernel:     kernelFilesystems{},
 				Mount:      mount.New(""),
 			})
 			if err != nil {

@@ -20,6 +20,7 @@ type access struct {
 	flags    []string
 	readOnly bool
 	single   bool // one target at a time
+	block    bool // the device itself, without a filesystem
 }
 
 // parseCapability checks one capability and returns what it asks for.
@@ -27,27 +28,24 @@ func parseCapability(c *csi.VolumeCapability) (access, error) {
 	if c == nil {
 		return access{}, invalidArgument("volume capability is missing")
 	}
-	if c.GetBlock() != nil {
-		return access{}, invalidArgument("raw block volumes (volumeMode: Block) are not supported; use volumeMode: Filesystem")
-	}
-	if c.GetMount() == nil {
+	if c.GetMount() == nil && c.GetBlock() == nil {
 		return access{}, invalidArgument("volume capability has no access type; want a mounted filesystem")
 	}
 	mode := c.GetAccessMode().GetMode()
 	if !slices.Contains(accessModes, mode) {
 		return access{}, invalidArgument("access mode %s is not supported: the volume exists on one node only; use ReadWriteOnce or ReadWriteOncePod", mode)
 	}
+	single := mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+	if c.GetBlock() != nil {
+		return access{block: true, single: single, readOnly: mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY}, nil
+	}
 	if group := c.GetMount().GetVolumeMountGroup(); group != "" {
 		return access{}, invalidArgument("volume_mount_group %q is not supported; the kubelet applies fsGroup itself", group)
 	}
 	fsType := c.GetMount().GetFsType()
 	if fsType != "" {
-		// The parser knows the names and says what is not offered.
-		p, err := ParseParams(OriginClass, map[string]string{KeyFSType: fsType})
-		if err != nil {
-			return access{}, err
-		}
-		if err := p.checkOffered(); err != nil {
+		// The parser knows the names.
+		if _, err := ParseParams(OriginClass, map[string]string{KeyFSType: fsType}); err != nil {
 			return access{}, err
 		}
 	}
@@ -57,5 +55,5 @@ func parseCapability(c *csi.VolumeCapability) (access, error) {
 	}
 	return access{fsType: fsType, flags: flags,
 		readOnly: readOnly || mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
-		single:   mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER}, nil
+		single:   single}, nil
 }

@@ -75,6 +75,9 @@ func (d *Driver) parseCreate(req *csi.CreateVolumeRequest) (volumeSpec, error) {
 	if size, err = size.complete(); err != nil {
 		return volumeSpec{}, err
 	}
+	if size, err = params.leastSize(size); err != nil {
+		return volumeSpec{}, err
+	}
 	if err := d.checkTopology(req.GetAccessibilityRequirements()); err != nil {
 		return volumeSpec{}, err
 	}
@@ -87,12 +90,18 @@ func applyCapabilities(params *Params, capabilities []*csi.VolumeCapability) err
 	if len(capabilities) == 0 {
 		return invalidArgument("volume capabilities are missing")
 	}
-	for _, c := range capabilities {
+	for i, c := range capabilities {
 		access, err := parseCapability(c)
 		if err != nil {
 			return err
 		}
-		if access.fsType != "" {
+		if i > 0 && access.block != (params.FSType == FSTypeBlock) {
+			return invalidArgument("a volume cannot be both raw block and a filesystem")
+		}
+		switch {
+		case access.block:
+			params.FSType = FSTypeBlock
+		case access.fsType != "":
 			params.FSType = access.fsType
 		}
 	}

@@ -197,6 +197,13 @@ func (d *Driver) tryFinish(ctx context.Context, r *record) error {
 	if err := d.records.save(r); err != nil {
 		return err
 	}
+	if params.kernel() {
+		if err := d.formatKernel(ctx, r, ns, params); err != nil {
+			return err
+		}
+		r.Phase = phaseReady
+		return d.records.save(r)
+	}
 	// What is formatted here is ours: made for this record and not handed out
 	// yet. An existing namespace is only taken when it is blank.
 	err = d.volumes.Format(ctx, ns.Device, FormatOptions{VolumeID: r.ID, Label: r.Label, Params: r.Params,
@@ -224,7 +231,12 @@ func (d *Driver) carve(ctx context.Context, r *record, params Params) (ndctl.Nam
 	if !errors.Is(err, ndctl.ErrNotFound) || params.Provision == ProvisionNamespace {
 		return ns, err
 	}
-	return d.namespaces.Create(ctx, ndctl.CreateRequest{Name: r.Namespace, Region: r.Region, Mode: params.namespaceMode(), Size: r.Requested})
+	ns, err = d.namespaces.Create(ctx, ndctl.CreateRequest{Name: r.Namespace, Region: r.Region, Mode: params.namespaceMode(), Size: r.Requested})
+	if errors.Is(err, ndctl.ErrExists) {
+		// An earlier attempt that we had given up waiting for has made it.
+		return ns, errorf(codes.Aborted, "namespace %s has just been made, ask again: %w", r.Namespace, err)
+	}
+	return ns, err
 }
 
 // rollback undoes an unfinished creation: first the namespace, then the

@@ -69,11 +69,11 @@ func TestCreateRefuses(t *testing.T) {
 		"ext4": {func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities = []*csi.VolumeCapability{{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4"}},
 				AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}}
-		}, codes.InvalidArgument, "nvfs"},
+		}, codes.ResourceExhausted, "is emulated"},
 		"block": {func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities = []*csi.VolumeCapability{{AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
 				AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}}
-		}, codes.InvalidArgument, "volumeMode: Filesystem"},
+		}, codes.ResourceExhausted, "is emulated"},
 		"many nodes": {func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities = []*csi.VolumeCapability{mountCapability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)}
 		}, codes.InvalidArgument, "ReadWriteOnce"},

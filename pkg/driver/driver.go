@@ -20,6 +20,8 @@ type Deps struct {
 	NVFS       mountd.Mounter
 	Volumes    VolumeFormatter
 	Mount      mount.Interface
+	// Kernel makes ext4 and xfs; without it only NVFS is offered.
+	Kernel KernelFilesystems
 	// CheckFlush returns nil when namespaces of the region can honour the
 	// flush mode, else an error that says what they can. nil asks the CPU and
 	// the kind of region.
@@ -46,6 +48,7 @@ type Driver struct {
 	namespaces ndctl.Manager
 	nvfs       mountd.Mounter
 	volumes    VolumeFormatter
+	kernel     KernelFilesystems
 	mounts     *mounts
 	checkFlush func(mode string, region ndctl.Region) error
 	records    *records
@@ -76,6 +79,7 @@ func New(options Options, deps Deps) (*Driver, error) {
 		namespaces: deps.Namespaces,
 		nvfs:       deps.NVFS,
 		volumes:    deps.Volumes,
+		kernel:     deps.Kernel,
 		mounts:     &mounts{table: deps.Mount, statfs: deps.Statfs, ping: deps.Ping},
 		checkFlush: deps.CheckFlush,
 		records:    records,

@@ -19,6 +19,12 @@ func (d *Driver) expand(ctx context.Context, id string, want sizeRange) (uint64,
 	if err != nil {
 		return 0, err
 	}
+	if err := r.checkKernelGrowth(want); err != nil {
+		return 0, err
+	}
+	if r.kernel() {
+		return r.Capacity, nil
+	}
 	if r.Staged == nil {
 		return 0, failedPrecondition("volume %s is not staged; it grows while it is mounted", id)
 	}

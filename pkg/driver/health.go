@@ -63,6 +63,9 @@ func (d *Driver) conditions(ctx context.Context, r *record) []*csi.VolumeHealth_
 	if err != nil {
 		return []*csi.VolumeHealth_VolumeHealthEntry{lossEntry(err, reasonBackingLost)}
 	}
+	if r.Staged != nil && r.kernel() {
+		return nil // the kernel serves it, and has no health to ask for
+	}
 	if r.Staged != nil {
 		return d.serverConditions(ctx, r)
 	}

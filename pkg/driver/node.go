@@ -57,7 +57,7 @@ func (d *Driver) nodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 		return err
 	}
 	defer end()
-	return d.stage(ctx, stageRequest{volumeID: req.GetVolumeId(), context: req.GetVolumeContext(),
+	return d.stage(ctx, stageRequest{volumeID: req.GetVolumeId(), context: req.GetVolumeContext(), block: access.block,
 		staged: staged{Path: req.GetStagingTargetPath(), ReadOnly: access.readOnly, Flags: access.flags}})
 }
 
@@ -106,7 +106,7 @@ func (d *Driver) nodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 		return err
 	}
 	defer end()
-	return d.publish(ctx, publishRequest{volumeID: req.GetVolumeId(), stagingPath: req.GetStagingTargetPath(), flags: access.flags,
+	return d.publish(ctx, publishRequest{volumeID: req.GetVolumeId(), stagingPath: req.GetStagingTargetPath(), flags: access.flags, block: access.block,
 		target: published{Path: req.GetTargetPath(), ReadOnly: req.GetReadonly() || access.readOnly, Single: access.single}})
 }
 
@@ -136,6 +136,9 @@ func (d *Driver) volumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsReq
 	path, err := d.mountedPath(ctx, req.GetVolumeId(), req.GetVolumePath())
 	if err != nil {
 		return nil, err
+	}
+	if stats, isBlock := d.blockStats(ctx, req.GetVolumeId()); isBlock {
+		return stats, nil
 	}
 	stat, err := d.mounts.stat(ctx, path)
 	if hasNoServer(err) {

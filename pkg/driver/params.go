@@ -6,8 +6,6 @@ import (
 	"strconv"
 	"strings"
 
-	"google.golang.org/grpc/codes"
-
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem/ndctl"
 )
@@ -30,6 +28,9 @@ const (
 	FSTypeNVFS = "nvfs"
 	FSTypeExt4 = "ext4"
 	FSTypeXFS  = "xfs"
+	// FSTypeBlock is that of raw block volumes, which volumeMode asks for and
+	// no class; records know it.
+	FSTypeBlock = "block"
 
 	PolicyAny    = "any"
 	PolicySpread = "spread"
@@ -111,9 +112,7 @@ const classAndState = OriginClass | OriginState
 // parameters is the one list of what users can set. The parser, the error
 // messages and docs/parameters.md come from it.
 var parameters = []parameter{
-	stringParameter(KeyFSType, classAndState, func(p *Params) *string { return &p.FSType }, FSTypeNVFS,
-		"Filesystem on the volume. This version offers `nvfs`; `ext4` and `xfs` are known names that are refused with the reason.",
-		FSTypeNVFS, FSTypeExt4, FSTypeXFS),
+	fsTypeParameter(),
 	stringParameter(KeyFlushMode, classAndState|OriginContext, func(p *Params) *string { return &p.FlushMode }, string(pmem.Auto),
 		"How stores become durable. Nodes that cannot honour the mode report no capacity for the class, so pods are scheduled elsewhere. `auto` takes what the node measured to be fastest on that kind of memory and NUMA node; a volume that is mounted before the measurement, which a node makes once, uses a default.",
 		flushModes()...),
@@ -134,6 +133,15 @@ var parameters = []parameter{
 	stringParameter(KeyNamespaceMode, classAndState, func(p *Params) *string { return &p.NamespaceMode }, "",
 		"Mode of the namespace below `ext4`, `xfs` and block volumes; must not be set for `nvfs`, which uses devdax.",
 		string(ndctl.FSDax), string(ndctl.Sector)),
+}
+
+func fsTypeParameter() parameter {
+	p := stringParameter(KeyFSType, classAndState, func(p *Params) *string { return &p.FSType }, FSTypeNVFS,
+		"Filesystem on the volume. `ext4` and `xfs` need real regions: they lie on an fsdax namespace and are mounted with `-o dax`, so that programs may map files with MAP_SYNC; they cannot grow. Volumes with `volumeMode: Block` lie on an fsdax namespace as well, whatever this says.",
+		FSTypeNVFS, FSTypeExt4, FSTypeXFS)
+	listed := p.check
+	p.check = func(v string) bool { return listed(v) || v == FSTypeBlock }
+	return p
 }
 
 func flushModes() []string {
@@ -197,8 +205,8 @@ func ParseParams(origin Origin, values map[string]string) (Params, error) {
 		}
 		def.set(&p, values[key])
 	}
-	if p.FSType == FSTypeNVFS && p.NamespaceMode != "" {
-		return Params{}, invalidArgument("parameter %s=%q cannot be combined with filesystem nvfs, which always uses devdax; remove it", KeyNamespaceMode, p.NamespaceMode)
+	if p.FSType == FSTypeBlock && origin != OriginState {
+		return Params{}, invalidArgument("parameter %s=%q in the %s; raw block volumes are asked for with volumeMode: Block", KeyFSType, p.FSType, origin)
 	}
 	return p, nil
 }
@@ -226,14 +234,6 @@ func (p Params) withContext(context map[string]string) (Params, error) {
 		}
 	}
 	return p, nil
-}
-
-// checkOffered refuses what is a valid parameter but not offered.
-func (p Params) checkOffered() error {
-	if p.FSType != FSTypeNVFS {
-		return errorf(codes.InvalidArgument, "%s=%s is not offered: it needs a DAX capable fsdax namespace on real persistent memory; use %s=nvfs", KeyFSType, p.FSType, KeyFSType)
-	}
-	return nil
 }
 
 // namespaceMode is the mode of the namespace that the filesystem wants.

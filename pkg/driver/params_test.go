@@ -63,7 +63,6 @@ func TestParseParamsRefuses(t *testing.T) {
 		{OriginClass, KeyEraseOnDelete, "True", "true, false"},
 		{OriginClass, KeyEraseOnDelete, "yes", "true, false"},
 		{OriginClass, KeyProvision, "x", "region, namespace"},
-		{OriginClass, KeyNamespaceMode, "fsdax", "devdax"}, // with nvfs
 		{OriginClass, "storage.kubernetes.io/csiProvisionerIdentity", "x", "unknown"},
 		{OriginContext, KeyEraseOnDelete, "false", "flushMode, cacheMode, transport"},
 		{OriginContext, KeyNUMANode, "0", "unknown"},

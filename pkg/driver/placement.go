@@ -76,6 +76,9 @@ func (d *Driver) checkRegion(p Params, r ndctl.Region) error {
 	case p.NUMANode != anyNUMANode && r.NUMANode != p.NUMANode:
 		return fmt.Errorf("region %s is on NUMA node %d, %s=%d is asked for", r.Name, r.NUMANode, KeyNUMANode, p.NUMANode)
 	}
+	if err := d.checkKernelRegion(p, r); err != nil {
+		return err
+	}
 	if err := d.checkFlush(p.FlushMode, r); err != nil {
 		return fmt.Errorf("region %s: %w", r.Name, err)
 	}

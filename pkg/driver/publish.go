@@ -20,6 +20,7 @@ type publishRequest struct {
 	stagingPath string
 	target      published
 	flags       []string
+	block       bool
 }
 
 // publish bind mounts the staged volume at the target. Whatever is mounted at
@@ -36,6 +37,12 @@ func (d *Driver) publish(ctx context.Context, req publishRequest) error {
 	}
 	if err := d.checkTargets(r, req.target); err != nil {
 		return err
+	}
+	if err := checkAccess(r, req.block); err != nil {
+		return err
+	}
+	if req.block {
+		return d.publishBlock(r, ns, req)
 	}
 	if done, err := d.alreadyPublished(ctx, r, ns, req); done || err != nil {
 		return err

@@ -44,7 +44,7 @@ func (w *serverWatch) look(ctx context.Context, d *Driver) {
 	}
 	pids, unserved := map[string]int{}, 0
 	for _, r := range all {
-		if r.Staged == nil || d.inflight.busy(r.ID) {
+		if r.Staged == nil || r.kernel() || d.inflight.busy(r.ID) {
 			continue
 		}
 		pid, err := serverPID(ctx, d, r.ID)

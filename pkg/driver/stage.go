@@ -24,6 +24,7 @@ type stageRequest struct {
 	volumeID string
 	staged   staged
 	context  map[string]string
+	block    bool
 }
 
 // stage mounts the volume at the staging path. A mount that is there already
@@ -46,6 +47,12 @@ func (d *Driver) stage(ctx context.Context, req stageRequest) error {
 	}
 	if err := d.checkStagedElsewhere(r, req.staged.Path); err != nil {
 		return err
+	}
+	if err := checkAccess(r, req.block); err != nil {
+		return err
+	}
+	if params.kernel() {
+		return d.stageKernel(ctx, r, ns, params, req.staged)
 	}
 	done, err := d.adoptStaged(ctx, r, ns, req.staged)
 	if done || err != nil {
@@ -144,6 +151,9 @@ func (d *Driver) beyondHope(ctx context.Context, id string, err error) bool {
 
 // isMountOf reports whether the mount is that of the volume in ns.
 func isMountOf(mp mount.MountPoint, ns ndctl.Namespace) bool {
+	if ns.Mode != ndctl.DevDax {
+		return (mp.Type == FSTypeExt4 || mp.Type == FSTypeXFS) && mp.Device == ns.Device
+	}
 	return mp.Type == MountType && mp.Device == ns.Device
 }
 
@@ -232,6 +242,9 @@ func (d *Driver) unstage(ctx context.Context, id, path string) error {
 // unmountStaged stops the server of the volume and unmounts all that is at the
 // path.
 func (d *Driver) unmountStaged(ctx context.Context, id, path string) error {
+	if d.isKernelVolume(id) {
+		return d.mounts.clear(path)
+	}
 	if err := d.nvfs.Unmount(ctx, id, path); err != nil {
 		return fmt.Errorf("unmount volume %s: %w", id, err)
 	}

@@ -107,6 +107,9 @@ func dataLost(r *record, format string, args ...any) error {
 // verifyContent makes sure that the device holds this volume. It is what
 // stands between a mistaken identity and somebody's data.
 func (d *Driver) verifyContent(ctx context.Context, r *record, ns ndctl.Namespace) error {
+	if params, err := r.params(); err == nil && params.kernel() {
+		return d.verifyKernelContent(ctx, r, ns, params)
+	}
 	found, err := d.volumes.Probe(ctx, ns.Device)
 	switch {
 	case err != nil:

@@ -3,6 +3,8 @@
 package qemu
 
 import (
+	"bytes"
+	"os"
 	"testing"
 	"time"
 
@@ -52,4 +54,39 @@ func TestUnusableRegions(t *testing.T) {
 	m.nvdimms[0].labelless = true
 	m.nvdimms[1].unarmed = true
 	guestRun(t, m, "^TestUnusableRegions$")
+}
+
+func TestVolumes(t *testing.T) {
+	m := base
+	m.nvdimms = newNVDIMMs(t, 1<<30)
+	m.timeout = 8 * time.Minute
+	guestRun(t, m, "^Test(Filesystems|RawBlock|Classes|Killed)")
+}
+
+// What a tenant wrote is in the memory until the volume is deleted, and then it
+// is not.
+func TestDeletionErases(t *testing.T) {
+	const marker = "nvfs-csi-qemu-marker-6f1c0a52b7d94e83"
+	m := base
+	m.nvdimms = newNVDIMMs(t, 512<<20)
+	found := func() bool {
+		for _, n := range m.nvdimms {
+			data, err := os.ReadFile(n.file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if bytes.Contains(data, []byte(marker)) {
+				return true
+			}
+		}
+		return false
+	}
+	guestRun(t, m, "^TestMarkerIsWritten$")
+	if !found() {
+		t.Fatal("what was written to the volume is not in the memory, so that this test shows nothing")
+	}
+	guestRun(t, m, "^TestMarkerIsErased$")
+	if found() {
+		t.Error("the content of a deleted volume is still in the memory")
+	}
 }
