@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs"
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/fsck"
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
 )
@@ -30,18 +31,19 @@ type fsckOptions struct {
 func newFsckCommand() *cobra.Command {
 	var opt fsckOptions
 	cmd := &cobra.Command{
-		Use:   "fsck [-n|--repair] [--json] [--threads N] PATH",
+		Use:   "fsck [-n|--repair] [--json] [--threads N] PATH [PATH2...]",
 		Short: "Check and repair an NVFS volume",
 		Long: "fsck checks the NVFS volume on PATH, a devdax device, a file or the name of a\n" +
-			"namespace, which must not be mounted. It writes nothing, unless --repair is given:\n" +
+			"namespace, which must not be mounted; PATH2 and so on are its further devices, if\n" +
+			"it has any, in any order. It writes nothing, unless --repair is given:\n" +
 			"then it repairs what it finds, by fixed rules. What cannot be kept is given up and\n" +
 			"reported; what has lost its name is put into lost+found. An interrupted repair is\n" +
 			"completed by the next. Copy a volume of value before it is repaired.\n\n" +
 			"Exit code: 0 clean, 1 errors were found and all repaired, 4 errors are left, 8 the\n" +
 			"check could not run, 16 wrong command line.",
-		Args: cobra.ExactArgs(1),
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return opt.run(cmd.Context(), cmd.OutOrStdout(), args[0])
+			return opt.run(cmd.Context(), cmd.OutOrStdout(), args)
 		},
 	}
 	flags := cmd.Flags()
@@ -54,8 +56,8 @@ func newFsckCommand() *cobra.Command {
 	return cmd
 }
 
-func (o *fsckOptions) run(ctx context.Context, out io.Writer, arg string) error {
-	report, err := o.check(ctx, arg)
+func (o *fsckOptions) run(ctx context.Context, out io.Writer, args []string) error {
+	report, err := o.check(ctx, args)
 	if err != nil {
 		return &exitError{code: fsck.ExitCouldNot, err: err}
 	}
@@ -64,7 +66,7 @@ func (o *fsckOptions) run(ctx context.Context, out io.Writer, arg string) error 
 		enc.SetIndent("", "  ")
 		err = enc.Encode(report)
 	} else {
-		err = printReport(out, arg, report)
+		err = printReport(out, args[0], report)
 	}
 	if err != nil {
 		return &exitError{code: fsck.ExitCouldNot, err: err}
@@ -75,12 +77,21 @@ func (o *fsckOptions) run(ctx context.Context, out io.Writer, arg string) error 
 	return nil
 }
 
-func (o *fsckOptions) check(ctx context.Context, arg string) (report *fsck.Report, err error) {
-	b, err := o.regions.resolve(ctx, arg)
-	if err != nil {
-		return nil, err
+// check checks the volume on the devices that the arguments name, its first one
+// first.
+func (o *fsckOptions) check(ctx context.Context, args []string) (report *fsck.Report, err error) {
+	var paths []string
+	var emulated bool
+	for _, arg := range args {
+		b, err := o.regions.resolve(ctx, arg)
+		if err != nil {
+			return nil, err
+		}
+		paths, emulated = append(paths, b.path), emulated || b.emulated
 	}
-	mapping, err := pmem.Open(b.path, pmem.Options{ReadOnly: !o.repair, Emulated: b.emulated})
+	mapping, err := nvfs.OpenDevices(paths[0], paths[1:], nvfs.OpenOptions{
+		Options: pmem.Options{ReadOnly: !o.repair, Emulated: emulated}, Damaged: true,
+	})
 	if errors.Is(err, pmem.ErrInUse) {
 		return nil, fmt.Errorf("%w; a mounted volume cannot be checked: unmount it first", err)
 	}

@@ -17,6 +17,7 @@ var mountOptions = map[string]func(spec *mountd.Spec, value string) error{
 	"flush":       func(s *mountd.Spec, v string) error { s.Flush = v; return nil },
 	"cache":       func(s *mountd.Spec, v string) error { s.Cache = v; return nil },
 	"transport":   func(s *mountd.Spec, v string) error { s.Transport = v; return nil },
+	"device":      func(s *mountd.Spec, v string) error { s.Devices = append(s.Devices, v); return nil },
 	"numa":        setNUMANode,
 	"emulated":    func(s *mountd.Spec, _ string) error { s.Emulated = true; return nil },
 	"ro":          func(s *mountd.Spec, _ string) error { s.ReadOnly = true; return nil },
@@ -57,7 +58,7 @@ func setNUMANode(s *mountd.Spec, value string) error {
 }
 
 // optionsWithValue need "=VALUE"; the others must not have one.
-var optionsWithValue = []string{"flush", "cache", "transport", "numa"}
+var optionsWithValue = []string{"flush", "cache", "transport", "numa", "device"}
 
 // applyMountOptions applies the comma-separated options of one or several -o
 // to spec; a later one wins.

@@ -29,13 +29,15 @@ func (d *Driver) Orphans(ctx context.Context) ([]Orphan, error) {
 	}
 	known := map[string]*record{}
 	for _, r := range records {
-		known[r.Namespace] = r
+		for _, name := range r.namespaceNames() {
+			known[name] = r
+		}
 	}
 	var orphans []Orphan
 	for _, ns := range namespaces {
 		r := known[ns.Name]
 		switch {
-		case r == nil && isOurID(ns.Name):
+		case r == nil && (isOurID(ns.Name) || furtherPattern.MatchString(ns.Name)):
 			orphans = append(orphans, Orphan{ns.Name, ns.Region, ns.Raw, "made by this driver, but it has no record of it"})
 		case r != nil && r.Phase == phaseCreating && !d.inflight.busy(r.ID):
 			orphans = append(orphans, Orphan{ns.Name, ns.Region, ns.Raw, fmt.Sprintf("creation of volume %q was never finished", r.Name)})

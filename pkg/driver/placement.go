@@ -149,12 +149,14 @@ func (d *Driver) idleNamespaces(ctx context.Context, p Params, regions []ndctl.R
 		return nil, err // a record that cannot be read may own any of them
 	}
 	for _, r := range records {
-		taken[r.Namespace] = true
+		for _, name := range r.namespaceNames() {
+			taken[name] = true
+		}
 	}
 	var idle []ndctl.Namespace
 	for _, ns := range all {
 		inRegion := slices.ContainsFunc(regions, func(r ndctl.Region) bool { return r.Name == ns.Region })
-		if !inRegion || taken[ns.Name] || isOurID(ns.Name) || ns.InUse || ns.Lost != "" || ns.Mode != p.namespaceMode() {
+		if !inRegion || taken[ns.Name] || isOurID(ns.Name) || furtherPattern.MatchString(ns.Name) || ns.InUse || ns.Lost != "" || ns.Mode != p.namespaceMode() {
 			continue
 		}
 		if found, err := d.volumes.Probe(ctx, ns.Device); err == nil && found.Content == ContentBlank {

@@ -44,9 +44,10 @@ type record struct {
 	Namespace     string            `json:"namespace"`               // the ID, unless provision=namespace
 	NamespaceUUID string            `json:"namespaceUUID,omitempty"` // once it is known to exist
 	Region        string            `json:"region"`
-	Requested     uint64            `json:"requested"` // least size asked for
-	Capacity      uint64            `json:"capacity"`  // usable size
-	Erased        uint64            `json:"erased,omitempty"`
+	Requested     uint64            `json:"requested"`         // least size asked for
+	Capacity      uint64            `json:"capacity"`          // usable size
+	Further       []further         `json:"further,omitempty"` // namespaces that it has grown onto
+	Erased        uint64            `json:"erased,omitempty"`  // bytes, of the namespace that is erased last
 	Staged        *staged           `json:"staged,omitempty"`
 	Published     []published       `json:"published,omitempty"`
 }
@@ -137,6 +138,11 @@ func (r *record) validate(id string) error {
 	}
 	if r.ID != id || ndctl.ValidName(r.Namespace) != nil || !slices.Contains([]phase{phaseCreating, phaseReady, phaseDeleting}, r.Phase) {
 		return fmt.Errorf("record of volume %s is damaged: id %q, namespace %q, phase %q", id, r.ID, r.Namespace, r.Phase)
+	}
+	for _, f := range r.Further {
+		if ndctl.ValidName(f.Namespace) != nil {
+			return fmt.Errorf("record of volume %s is damaged: further namespace %q", id, f.Namespace)
+		}
 	}
 	if _, err := r.params(); err != nil {
 		return fmt.Errorf("record of volume %s is damaged: %w", id, err)

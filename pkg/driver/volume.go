@@ -56,8 +56,16 @@ func (d *Driver) recover(ctx context.Context, id string) (*record, error) {
 	if _, err := ParseParams(OriginState, found.Params); err != nil {
 		return nil, fmt.Errorf("volume %s: parameters in its superblock: %w", id, err)
 	}
+	more, err := d.recoverFurther(ctx, id, ns.Region)
+	if err != nil {
+		return nil, err
+	}
+	capacity := ns.Size
+	for _, f := range more {
+		capacity += f.Capacity
+	}
 	return &record{ID: id, Phase: phaseReady, Params: found.Params, Namespace: id, NamespaceUUID: ns.UUID,
-		Region: ns.Region, Requested: ns.Size, Capacity: ns.Size}, nil
+		Region: ns.Region, Requested: ns.Size, Capacity: capacity, Further: more}, nil
 }
 
 func describe(f Found) string {

@@ -81,6 +81,17 @@ func (n *NVFS) Unmount(ctx context.Context, volumeID, mountpoint string) error {
 	return nil
 }
 
+// Evict implements mountd.Mounter.
+func (n *NVFS) Evict(ctx context.Context, volumeID string) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if s := n.serving[volumeID]; s != nil {
+		n.mounts.breakDevice(s.spec.Path, unix.ENOTCONN)
+		delete(n.serving, volumeID)
+	}
+	return ctx.Err()
+}
+
 // Status implements mountd.Mounter.
 func (n *NVFS) Status(ctx context.Context, volumeID string) (mountd.Status, error) {
 	n.mu.Lock()
@@ -93,7 +104,7 @@ func (n *NVFS) Status(ctx context.Context, volumeID string) (mountd.Status, erro
 }
 
 // Grow implements mountd.Mounter.
-func (n *NVFS) Grow(ctx context.Context, volumeID string) (mountd.Status, error) {
+func (n *NVFS) Grow(ctx context.Context, volumeID string, devices ...string) (mountd.Status, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if len(n.growE) > 0 {
@@ -106,6 +117,12 @@ func (n *NVFS) Grow(ctx context.Context, volumeID string) (mountd.Status, error)
 		return mountd.Status{}, fmt.Errorf("%w: %s", mountd.ErrNotServed, volumeID)
 	}
 	n.grown[volumeID]++
+	for _, path := range devices {
+		if !slices.Contains(s.spec.Devices, path) {
+			s.spec.Devices = append(s.spec.Devices, path)
+		}
+	}
+	s.status.Devices = slices.Clone(s.spec.Devices)
 	return s.status, ctx.Err()
 }
 

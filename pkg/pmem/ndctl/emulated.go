@@ -23,11 +23,14 @@ type EmulatedRegion struct {
 	NUMANode int    // -1 when unknown
 	Size     uint64 // multiple of Align
 	Align    uint64 // power of two from 2 MiB on
+	// Fixed refuses to extend a namespace that is in use, as the kernel does
+	// with real ones.
+	Fixed bool
 }
 
 // ParseEmulated parses the description of an emulated region as it is given
 // on the command line: "dir=/dev/shm/nvfs,size=4Gi[,numa=0][,align=16Mi]
-// [,name=region0]". Sizes take the suffixes Ki, Mi, Gi and Ti. A size that is
+// [,name=region0][,fixed=true]". Sizes take the suffixes Ki, Mi, Gi and Ti. A size that is
 // no multiple of the alignment is rounded down.
 func ParseEmulated(s string) (EmulatedRegion, error) {
 	region := EmulatedRegion{NUMANode: -1, Align: DefaultAlign}
@@ -66,8 +69,10 @@ func (r *EmulatedRegion) set(key, value string) (err error) {
 		if r.Align, err = parseSize(value); r.Align == 0 && err == nil {
 			err = errors.New("must be above 0")
 		}
+	case "fixed":
+		r.Fixed, err = strconv.ParseBool(value)
 	default:
-		err = errors.New("unknown key; known are dir, size, numa, align and name")
+		err = errors.New("unknown key; known are dir, size, numa, align, name and fixed")
 	}
 	return err
 }
@@ -319,6 +324,9 @@ func (m *Emulated) Extend(ctx context.Context, name string, size uint64) (Namesp
 			return err
 		}
 		if ns.Size < size {
+			if r.Fixed && ns.InUse {
+				return fmt.Errorf("%w: namespace %q of region %s is in use, and grows in place only when it is not", ErrUnsupported, name, r.Name)
+			}
 			if err := r.extend(name, size); err != nil {
 				return err
 			}
