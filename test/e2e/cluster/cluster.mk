@@ -14,7 +14,7 @@ chart:
 	$(CLUSTER_GO) test $(CLUSTER_FLAGS) ./chart -update
 
 chart-test:
-	$(CLUSTER_GO) test $(CLUSTER_FLAGS) ./chart
+	$(CLUSTER_GO) test $(CLUSTER_FLAGS) ./chart ./policy ./localcluster
 
 cluster-setup:
 	@test/e2e/cluster/setup.sh

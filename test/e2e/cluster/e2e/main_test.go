@@ -5,15 +5,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/nvfs-csi/nvfs-csi/test/e2e/cluster/localcluster"
 )
-
-const repository = "../../../.."
 
 // waitTime bounds each wait for something that the cluster does by itself. The
 // kubelet repeats a mount that came too early after 15 seconds, and the machine
@@ -161,14 +158,4 @@ true`
 		k.Fatal(err)
 	}
 	return strings.TrimSpace(out)
-}
-
-// example reads a file that users copy.
-func example(t *testing.T, name string) string {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join(repository, "deploy", "example", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(data)
 }

@@ -117,27 +117,3 @@ func TestClassThatCannotBeServed(t *testing.T) {
 		}
 	}
 }
-
-func TestRawBlockIsRefusedWithTheReason(t *testing.T) {
-	k := newTest(t)
-	k.apply(`apiVersion: v1
-kind: PersistentVolumeClaim
-metadata: {name: block}
-spec:
-  accessModes: [ReadWriteOnce]
-  volumeMode: Block
-  storageClassName: nvfs
-  resources: {requests: {storage: 64Mi}}
-`)
-	k.apply(`apiVersion: v1
-kind: Pod
-metadata: {name: block}
-spec:
-  containers:
-    - {name: main, image: localhost/tools:e2e, imagePullPolicy: Never, command: [sleep, "3600"], volumeDevices: [{name: data, devicePath: /dev/data}]}
-  volumes: [{name: data, persistentVolumeClaim: {claimName: block}}]
-`)
-	if message := k.awaitEvent(k.namespace, "PersistentVolumeClaim", "block", "ProvisioningFailed"); !strings.Contains(message, "block") {
-		t.Errorf("the event does not say why: %s", message)
-	}
-}

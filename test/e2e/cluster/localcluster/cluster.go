@@ -111,7 +111,7 @@ func (c *Cluster) leftovers() error {
 		return err
 	}
 	for _, line := range strings.Split(string(mounts), "\n") {
-		if strings.Contains(line, c.Dir) || strings.Contains(line, memoryDir) {
+		if strings.Contains(line, c.Dir+"/") || strings.Contains(line, memoryDir) {
 			left = append(left, "mount "+line)
 		}
 	}

@@ -14,7 +14,7 @@ const (
 	DefaultDir = "/var/lib/nvfs-e2e"
 	// memoryDir holds the memory of the nodes: it outlives a node that is
 	// killed, as persistent memory would.
-	memoryDir = "/dev/shm/nvfs-e2e"
+	memoryDir = "/dev/shm/nvfs-cluster"
 	// NodeMemory is where a node finds its memory.
 	NodeMemory = "/run/nvfs-emulated"
 

@@ -157,6 +157,9 @@ func (p *nodeInitProcess) prepare() error {
 	if err := syscall.Mount("proc", "/proc", "proc", 0, ""); err != nil {
 		return fmt.Errorf("/proc: %w", err)
 	}
+	if err := detachStrayMounts(); err != nil {
+		return err
+	}
 	for _, dir := range []string{"/run", "/var/log/pods", "/var/log/containers", "/etc/cni/net.d"} {
 		if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
 			return fmt.Errorf("%s: %w", dir, err)
@@ -193,6 +196,40 @@ func (p *nodeInitProcess) prepare() error {
 		return fmt.Errorf("shared root: %w", err)
 	}
 	return p.writeConfigs()
+}
+
+// detachStrayMounts removes, from this node's view, what is mounted on the
+// machine for other purposes: a copy of such a mount would keep it busy there.
+func detachStrayMounts() error {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	lines := strings.Split(strings.TrimSpace(string(table)), "\n")
+	for i := len(lines) - 1; i >= 0; i-- { // the last mount of a place first
+		fields := strings.Fields(lines[i])
+		if len(fields) < 5 || !isStray(fields[4], lines[i]) {
+			continue
+		}
+		// Octal escapes stand for blanks, which no mount point of ours has; one
+		// that went with its parent is no mount point any more.
+		err := syscall.Unmount(fields[4], syscall.MNT_DETACH)
+		if err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) {
+			return fmt.Errorf("stray mount %s: %w", fields[4], err)
+		}
+	}
+	return nil
+}
+
+// isStray reports whether a mount has nothing to do with a node.
+func isStray(mountpoint, line string) bool {
+	for _, dir := range []string{"/tmp/", "/mnt/", "/dev/shm/"} {
+		if strings.HasPrefix(mountpoint, dir) {
+			return true
+		}
+	}
+	_, source, _ := strings.Cut(line, " - ")
+	return strings.HasPrefix(source, "fuse.")
 }
 
 // protectSysctls keeps the kubelet from changing settings of the machine: it
