@@ -10,6 +10,7 @@
 # make lint    gofmt, go vet, staticcheck
 # make crash   crash images in depth (over an hour); crash-selftest: planted mistakes
 # make bench   flush modes and filesystems side by side (idle machine; about 15 minutes)
+# make soak    stress and endurance on real mounts, long (hours; PostgreSQL as well)
 
 SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -74,6 +75,7 @@ arm64: setup
 lint:
 	@unformatted=$$(gofmt -l cmd pkg test); if [ -n "$$unformatted" ]; then echo "gofmt: $$unformatted" >&2; exit 1; fi
 	go vet ./...
+	go vet -tags soak ./test/e2e
 	go vet -tags qemu ./test/e2e/qemu/...
 	go run $(STATICCHECK) ./...
 
@@ -89,6 +91,14 @@ crash:
 
 crash-selftest:
 	go test -tags nvfsbug -run TestPlantedMistakes -v ./pkg/nvfs/crashtest
+
+# The stress tests of e2e in their long form, and what only a long run shows.
+# One of them: make soak SOAK=TestSoakCreateUnlink NVFS_SOAK_PAIRS=10000000
+SOAK ?= Soak|Stress|FioVerify
+.PHONY: soak
+soak: setup build
+	@test/setup.sh postgres
+	NVFS_CSI=$(CURDIR)/$(BIN) NVFS_E2E_FIO_SECONDS=60 go test -tags soak -timeout 12h -v -run '$(SOAK)' ./test/e2e
 
 # Rewrites the parts of docs/ that are generated from the code.
 docs: build

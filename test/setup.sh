@@ -36,10 +36,22 @@ if [ $# -gt 0 ]; then
 	wanted+=("${guests[@]}")
 fi
 
-# root also finds the tools of sbin when PATH does not name it.
+# Large, and installed only when they are named.
+named=(
+	postgres:postgresql               # make soak: a database as a workload
+)
+
+# root also finds the tools of sbin when PATH does not name it. Debian keeps
+# PostgreSQL out of it.
 PATH=$PATH:/usr/sbin:/sbin
+for dir in /usr/lib/postgresql/*/bin; do
+	PATH=$PATH:$dir
+done
 
 missing=()
+if [ $# -gt 0 ]; then
+	wanted+=("${named[@]}")
+fi
 for entry in "${wanted[@]}"; do
 	tool=${entry%%:*} package=${entry##*:}
 	if [ $# -gt 0 ] && [[ " $* " != *" $tool "* ]]; then

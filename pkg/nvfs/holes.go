@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
 )
@@ -30,6 +31,8 @@ type holeTable struct {
 	mu    sync.Mutex
 	files map[uint64][]byteSpan
 	full  bool // there was no room for a file
+	// tracked is len(files), for those who only ask whether there are any.
+	tracked atomic.Int64
 }
 
 // byteSpan is bytes [from, to) of a file.
@@ -65,6 +68,7 @@ func (t *holeTable) add(ino, from, to uint64) {
 		t.files = map[uint64][]byteSpan{}
 	}
 	t.files[ino] = list
+	t.tracked.Store(int64(len(t.files)))
 }
 
 // joinNearest makes one span of the two with the least between them.
@@ -79,11 +83,16 @@ func joinNearest(list []byteSpan) []byteSpan {
 	return slices.Delete(list, best, best+1)
 }
 
-// forget drops what is known of an inode.
+// forget drops what is known of an inode, which nobody reads any more. It costs
+// nothing while no hole has been read.
 func (t *holeTable) forget(ino uint64) {
+	if t.tracked.Load() == 0 {
+		return
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.files, ino)
+	t.tracked.Store(int64(len(t.files)))
 }
 
 // next returns the first byte at or after pos, and before end, of a hole that

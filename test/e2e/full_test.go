@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 const fullVolumeSize = 64 << 20
@@ -115,4 +118,80 @@ func TestOutOfInodes(t *testing.T) {
 	eventually(t, "the free space is that of the fresh volume", func() bool { return freeSpace(t, v.mnt) == fresh })
 	v.unmount(t)
 	v.check(t)
+}
+
+// TestFullVolumeReportsLateWrites stores to a mapping of a hole, and in
+// writeback mode to a file, when there is no room for it: fsync(2) and msync(2)
+// say so, and once there is room what is stored is kept.
+func TestFullVolumeReportsLateWrites(t *testing.T) {
+	eachCacheMode(t, fullVolumeSize, func(t *testing.T, v testVolume, mount func()) {
+		const size = 4 << 20
+		f, err := os.Create(v.path("sparse"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if err := f.Truncate(size); err != nil {
+			t.Fatal(err)
+		}
+		mem, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Munmap(mem)
+		for n := int64(32 << 20); n >= 4096; n /= 2 { // all that there is
+			for i := 0; ; i++ {
+				if err := fallocateFile(v.path(fmt.Sprintf("big-%d-%d", n, i)), n); err != nil {
+					wantErrno(t, "fallocate", err, syscall.ENOSPC)
+					break
+				}
+			}
+		}
+		copy(mem[1<<20:], "no room")
+		wantErrno(t, "msync without room", unix.Msync(mem, unix.MS_SYNC), syscall.ENOSPC)
+		copy(mem[2<<20:], "no room")
+		wantErrno(t, "fsync without room", f.Sync(), syscall.ENOSPC)
+
+		for _, name := range globMust(t, v.path("big-*")) {
+			if err := os.Remove(name); err != nil {
+				t.Error(err)
+			}
+		}
+		copy(mem[1<<20:], "there is")
+		copy(mem[2<<20:], "there is")
+		eventually(t, "msync succeeds", func() bool { return unix.Msync(mem, unix.MS_SYNC) == nil })
+		v.dropAndCompare(t, f, 1<<20, "there is")
+		v.dropAndCompare(t, f, 2<<20, "there is")
+	})
+}
+
+// fallocateFile makes a file with space for n bytes, or none.
+func fallocateFile(name string, n int64) error {
+	f, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	if err = unix.Fallocate(int(f.Fd()), 0, 0, n); err != nil {
+		err = errors.Join(err, os.Remove(name))
+	}
+	return errors.Join(err, f.Close())
+}
+
+func globMust(t *testing.T, pattern string) []string {
+	t.Helper()
+	list, err := filepath.Glob(pattern)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// dropAndCompare reads a place of a file from the volume.
+func (v testVolume) dropAndCompare(t *testing.T, f *os.File, off int64, want string) {
+	t.Helper()
+	dropCaches(t, f.Name())
+	got := make([]byte, len(want))
+	if _, err := f.ReadAt(got, off); err != nil || string(got) != want {
+		t.Errorf("at %d: %q, %v; want %q", off, got, err, want)
+	}
 }

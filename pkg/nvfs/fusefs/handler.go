@@ -27,7 +27,8 @@ type conn struct {
 	session atomic.Pointer[Session]
 	// fresh is set when the session began in this process, which then knows
 	// everything that the kernel has been told.
-	fresh atomic.Bool
+	fresh  atomic.Bool
+	listed listings
 	// initErr is why INIT was refused.
 	initErr atomic.Pointer[error]
 	// onSession, when not nil, saves the session before the kernel gets it.
@@ -55,6 +56,7 @@ func (f Fault) String() string {
 // notifier tells the kernel that what it caches is stale.
 type notifier interface {
 	invalAttr(id nvfs.NodeID)
+	invalListing(id nvfs.NodeID)
 }
 
 // handler executes requests, one at a time. Its scratch members are what a

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -392,6 +393,50 @@ func TestWritebackMode(t *testing.T) {
 	r := newRig(t, CacheWriteback)
 	if e, _ := r.do(r.request(opLseek, 9, []w64{0, 0}, []w32{unix.SEEK_HOLE, 0})); e != int(syscall.ENOSYS) {
 		t.Errorf("LSEEK: errno %d, want ENOSYS: dirty pages are not known here", e)
+	}
+}
+
+// TestListingsAreInvalidated wants the kernel to forget what it has cached of a
+// directory's listing when that changes, and not to be told for nothing.
+func TestListingsAreInvalidated(t *testing.T) {
+	r := newRig(t, CacheThrough)
+	list := func(id w64) { r.do(r.request(opReaddir, id, readWire{Size: 4096})) }
+	unlink := func(id w64) { r.do(r.request(opUnlink, id, "name")) }
+	want := func(what string, ids ...nvfs.NodeID) {
+		t.Helper()
+		if !slices.Equal(r.relisted, ids) {
+			t.Errorf("%s: told of %d, want %d", what, r.relisted, ids)
+		}
+		r.relisted = nil
+	}
+	unlink(9)
+	want("a directory that was not listed")
+	list(9)
+	list(9)
+	want("listing")
+	unlink(9)
+	want("the first change", 9)
+	unlink(9)
+	want("the second change")
+	list(9)
+	r.do(r.request(opRename, 8, w64(9), "old", "new"))
+	want("a rename into it", 9)
+	list(9)
+	r.w.err = syscall.ENOENT
+	unlink(9)
+	want("a change that failed")
+	r.w.err = nil
+	for id := w64(100); id < 1000; id++ {
+		list(id)
+	}
+	for id := w64(100); id < 1000; id++ {
+		unlink(id)
+	}
+	slices.Sort(r.relisted)
+	for id := nvfs.NodeID(100); id < 1000; id++ {
+		if _, told := slices.BinarySearch(r.relisted, id); !told {
+			t.Errorf("directory %d of many was changed and kept", id)
+		}
 	}
 }
 

@@ -82,6 +82,7 @@ func (h *handler) mknod(parent nvfs.NodeID, msg, body []byte) (int, error) {
 	if err := h.w.Mknod(parent, name, &h.create, &h.attr); err != nil {
 		return 0, err
 	}
+	h.directoryChanged(parent)
 	return h.entryReply(body), nil
 }
 
@@ -98,6 +99,7 @@ func (h *handler) mkdir(parent nvfs.NodeID, msg, body []byte) (int, error) {
 	if err := h.w.Mkdir(parent, name, &h.create, &h.attr); err != nil {
 		return 0, err
 	}
+	h.directoryChanged(parent)
 	return h.entryReply(body), nil
 }
 
@@ -119,6 +121,7 @@ func (h *handler) symlink(parent nvfs.NodeID, msg, body []byte) (int, error) {
 	if err := h.w.Symlink(parent, name, target, &h.create, &h.attr); err != nil {
 		return 0, err
 	}
+	h.directoryChanged(parent)
 	return h.entryReply(body), nil
 }
 
@@ -139,6 +142,7 @@ func (h *handler) link(parent nvfs.NodeID, msg, body []byte) (int, error) {
 	if err := h.w.Link(nvfs.NodeID(in.Oldnodeid), parent, name, &h.attr); err != nil {
 		return 0, err
 	}
+	h.directoryChanged(parent)
 	return h.entryReply(body), nil
 }
 
@@ -147,7 +151,7 @@ func (h *handler) unlink(parent nvfs.NodeID, msg []byte) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return 0, h.w.Unlink(parent, name)
+	return 0, h.changed(h.w.Unlink(parent, name), parent)
 }
 
 func (h *handler) rmdir(parent nvfs.NodeID, msg []byte) (int, error) {
@@ -155,7 +159,7 @@ func (h *handler) rmdir(parent nvfs.NodeID, msg []byte) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return 0, h.w.Rmdir(parent, name)
+	return 0, h.changed(h.w.Rmdir(parent, name), parent)
 }
 
 func (h *handler) rename(parent nvfs.NodeID, msg []byte) (int, error) {
@@ -183,7 +187,8 @@ func (h *handler) renameNames(oldParent, newParent nvfs.NodeID, names []byte, fl
 	if err != nil {
 		return 0, err
 	}
-	return 0, h.w.Rename(oldParent, oldName, newParent, newName, flags)
+	err = h.w.Rename(oldParent, oldName, newParent, newName, flags)
+	return 0, h.changed(h.changed(err, oldParent), newParent)
 }
 
 // createOpen serves CREATE, which the kernel sends in direct mode only, and
@@ -206,6 +211,7 @@ func (h *handler) createOpen(s *Session, parent nvfs.NodeID, msg, body []byte) (
 	if err != nil {
 		return 0, err
 	}
+	h.directoryChanged(parent)
 	return h.createReply(s, body), nil
 }
 

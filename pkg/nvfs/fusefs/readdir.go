@@ -61,6 +61,7 @@ func (h *handler) readdir(id nvfs.NodeID, msg, body []byte, plus bool) (int, err
 	}
 	f := &h.dir
 	f.buf, f.n, f.plus, f.full = body[:min(int(in.Size), len(body))], 0, plus, false
+	h.directoryRead(id)
 	if err := h.w.ReadDir(id, in.Offset, f.yield); err != nil {
 		return 0, err
 	}

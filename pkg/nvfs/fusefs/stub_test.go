@@ -160,9 +160,11 @@ type rig struct {
 	h           *handler
 	msg, out    []byte
 	invalidated []nvfs.NodeID
+	relisted    []nvfs.NodeID
 }
 
-func (r *rig) invalAttr(id nvfs.NodeID) { r.invalidated = append(r.invalidated, id) }
+func (r *rig) invalListing(id nvfs.NodeID) { r.relisted = append(r.relisted, id) }
+func (r *rig) invalAttr(id nvfs.NodeID)    { r.invalidated = append(r.invalidated, id) }
 
 // allOffered is a kernel that can do everything.
 const allOffered = ^uint64(0)
