@@ -55,7 +55,7 @@ func newBenchFSCommand() *cobra.Command {
 	flags.IntVar(&opt.rounds, "rounds", 3, "how often each workload is measured on each filesystem")
 	flags.DurationVar(&opt.runtime, "runtime", 2*time.Second, "length of each random fio job")
 	flags.StringSliceVar(&opt.filesystems, "filesystems", nil,
-		"what to measure: FLUSH/CACHE for NVFS, such as nt/through, and ext4, xfs, tmpfs, tmpfs-huge, null (default: all)")
+		"what to measure: FLUSH/CACHE or FLUSH/CACHE/TRANSPORT for NVFS, such as nt/through/uring, and ext4, xfs, tmpfs, tmpfs-huge, null, null-uring (default: all)")
 	flags.BoolVar(&opt.noTree, "no-tree", false, "do not copy the Go source tree")
 	flags.BoolVar(&opt.smallPages, "small-pages", false, "emulate with 4 KiB pages instead of 2 MiB, which a devdax device has")
 	flags.StringVar(&opt.only, "only", "", "measure only workloads whose name contains this")
@@ -139,25 +139,29 @@ func (o *benchFSOptions) chosen(exe string) ([]bench.Filesystem, error) {
 			all = append(all, bench.TmpFS{Huge: true})
 		case "null":
 			all = append(all, bench.NullFUSE{Exe: exe})
+		case "null-uring":
+			all = append(all, bench.NullFUSE{Exe: exe, Transport: "uring"})
 		default:
 			flush, cache, ok := strings.Cut(name, "/")
+			cache, transport, _ := strings.Cut(cache, "/")
 			if _, err := pmem.ParseMode(flush); !ok || err != nil {
-				return nil, fmt.Errorf("--filesystems %s: known are FLUSH/CACHE, ext4, xfs, tmpfs, tmpfs-huge and null", name)
+				return nil, fmt.Errorf("--filesystems %s: known are FLUSH/CACHE, FLUSH/CACHE/TRANSPORT, ext4, xfs, tmpfs, tmpfs-huge, null and null-uring", name)
 			}
-			all = append(all, bench.NVFS{Exe: exe, Flush: flush, Cache: cache})
+			all = append(all, bench.NVFS{Exe: exe, Flush: flush, Cache: cache, Transport: transport})
 		}
 	}
 	return all, nil
 }
 
-// defaultFilesystems are the fastest flush mode in each cache mode, every
-// other flush mode in the default cache mode, and the peers.
+// defaultFilesystems are the fastest flush mode in each cache mode, also with
+// the faster transport, every other flush mode in the default cache mode, and
+// the peers.
 func defaultFilesystems() []string {
-	names := []string{"auto/through", "auto/direct", "auto/writeback"}
+	names := []string{"auto/through", "auto/direct", "auto/writeback", "auto/through/uring", "auto/direct/uring"}
 	for _, mode := range pmem.CPUModes() {
 		names = append(names, string(mode)+"/through")
 	}
-	return append(names, "null", "ext4", "xfs", "tmpfs", "tmpfs-huge")
+	return append(names, "null", "null-uring", "ext4", "xfs", "tmpfs", "tmpfs-huge")
 }
 
 func (o *benchFSOptions) writeJSON(r fsReport) error {

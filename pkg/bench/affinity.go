@@ -51,20 +51,39 @@ func onCPU(cpu int, f func() error) error {
 // bindProcess binds all threads of a process to one CPU and returns what
 // undoes it. Threads that start later inherit the affinity of their parent.
 func bindProcess(pid, cpu int) (restore func() error, err error) {
-	var before, set unix.CPUSet
-	if err := unix.SchedGetaffinity(pid, &before); err != nil {
+	var process, set unix.CPUSet
+	if err := unix.SchedGetaffinity(pid, &process); err != nil {
 		return nil, fmt.Errorf("read the CPU affinity of process %d: %w", pid, err)
 	}
 	set.Set(cpu)
-	if err := setProcessAffinity(pid, &set); err != nil {
+	// Some threads may be bound already, each to a CPU of its own.
+	before := map[int]unix.CPUSet{}
+	err = eachThread(pid, func(tid int) error {
+		var own unix.CPUSet
+		if err := unix.SchedGetaffinity(tid, &own); err != nil {
+			return err
+		}
+		before[tid] = own
+		return unix.SchedSetaffinity(tid, &set)
+	})
+	if err != nil {
 		return nil, err
 	}
-	return func() error { return setProcessAffinity(pid, &before) }, nil
+	return func() error {
+		return eachThread(pid, func(tid int) error {
+			own, known := before[tid]
+			if !known {
+				own = process
+			}
+			return unix.SchedSetaffinity(tid, &own)
+		})
+	}, nil
 }
 
-// setProcessAffinity repeats until it met no thread for the first time: one
-// may have been started by a thread that was not bound yet.
-func setProcessAffinity(pid int, set *unix.CPUSet) error {
+// eachThread calls f for every thread of a process. It repeats until it met
+// none for the first time: one may have been started by a thread that f has
+// not been called for yet.
+func eachThread(pid int, f func(tid int) error) error {
 	seen := map[int]bool{}
 	for {
 		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
@@ -78,8 +97,8 @@ func setProcessAffinity(pid int, set *unix.CPUSet) error {
 				continue
 			}
 			seen[tid], found = true, true
-			if err := unix.SchedSetaffinity(tid, set); err != nil && err != unix.ESRCH {
-				return fmt.Errorf("bind thread %d of process %d: %w", tid, pid, err)
+			if err := f(tid); err != nil && err != unix.ESRCH {
+				return fmt.Errorf("CPU affinity of thread %d of process %d: %w", tid, pid, err)
 			}
 		}
 		if !found {

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,22 +16,32 @@ import (
 	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
 )
 
-// NVFS is the filesystem of this project, in one flush and cache mode, served
-// by a process of its own as in production.
+// NVFS is the filesystem of this project, in one flush and cache mode and with
+// one transport, served by a process of its own as in production.
 type NVFS struct {
 	Exe   string // the nvfs-csi binary
 	Flush string // a flush mode
 	Cache string // a cache mode
+	// Transport is dev or uring; "" is dev.
+	Transport string
 }
 
 // Name implements Filesystem.
-func (n NVFS) Name() string { return "nvfs " + n.Flush + "/" + n.Cache }
+func (n NVFS) Name() string { return "nvfs " + n.Flush + "/" + n.Cache + transportSuffix(n.Transport) }
+
+// transportSuffix names a transport that is not the default.
+func transportSuffix(transport string) string {
+	if transport == "" || transport == "dev" {
+		return ""
+	}
+	return " " + transport
+}
 
 // Mount implements Filesystem.
 func (n NVFS) Mount(ctx context.Context, dir string, size int64) (m *Mounted, err error) {
 	image, mnt := filepath.Join(dir, "pmem"), filepath.Join(dir, "mnt")
 	spec := mountd.Spec{
-		VolumeID: "bench", Path: image, Mountpoint: mnt, Flush: n.Flush, Cache: n.Cache, Transport: "auto",
+		VolumeID: "bench", Path: image, Mountpoint: mnt, Flush: n.Flush, Cache: n.Cache, Transport: n.Transport,
 		Emulated: true, NUMANode: -1, AllowOther: true,
 	}
 	launcher := mountd.NewLauncher(mountd.LauncherOptions{
@@ -71,11 +82,12 @@ func (n NVFS) Mount(ctx context.Context, dir string, size int64) (m *Mounted, er
 // NullFUSE is a FUSE filesystem on the same transport that keeps its metadata
 // in ordinary memory, but copies and fences the data: the floor under NVFS.
 type NullFUSE struct {
-	Exe string // the nvfs-csi binary
+	Exe       string // the nvfs-csi binary
+	Transport string // as in NVFS
 }
 
 // Name implements Filesystem.
-func (n NullFUSE) Name() string { return "null FUSE" }
+func (n NullFUSE) Name() string { return "null FUSE" + transportSuffix(n.Transport) }
 
 // Mount implements Filesystem.
 func (n NullFUSE) Mount(ctx context.Context, dir string, size int64) (*Mounted, error) {
@@ -86,7 +98,7 @@ func (n NullFUSE) Mount(ctx context.Context, dir string, size int64) (*Mounted, 
 	if err := os.Mkdir(mnt, 0o700); err != nil {
 		return nil, errors.Join(err, os.Remove(image))
 	}
-	server, err := startNull(ctx, n.Exe, image, mnt)
+	server, err := n.start(ctx, image, mnt)
 	if err != nil {
 		return nil, errors.Join(err, os.Remove(mnt), os.Remove(image))
 	}
@@ -109,8 +121,8 @@ const nullReady = "ready"
 
 const nullStartTimeout = 20 * time.Second
 
-func startNull(ctx context.Context, exe, image, mnt string) (*nullServer, error) {
-	cmd := exec.Command(exe, "bench", "serve-null", image, mnt)
+func (n NullFUSE) start(ctx context.Context, image, mnt string) (*nullServer, error) {
+	cmd := exec.Command(n.Exe, "bench", "serve-null", "--transport", cmp.Or(n.Transport, "dev"), image, mnt)
 	// Ctrl-C is for the parent, which unmounts.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	var stderr strings.Builder

@@ -19,7 +19,7 @@ func TestParseParams(t *testing.T) {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}
 	got, err = ParseParams(OriginClass, nil)
-	want = Params{FSType: "nvfs", FlushMode: "auto", CacheMode: "through", Transport: "auto", NUMANode: -1, NUMAPolicy: "any", EraseOnDelete: true, Provision: "region"}
+	want = Params{FSType: "nvfs", FlushMode: "auto", CacheMode: "through", Transport: "dev", NUMANode: -1, NUMAPolicy: "any", EraseOnDelete: true, Provision: "region"}
 	if err != nil || got != want {
 		t.Errorf("defaults: got %+v, %v; want %+v", got, err, want)
 	}
@@ -56,7 +56,7 @@ func TestParseParamsRefuses(t *testing.T) {
 		{OriginClass, KeyFlushMode, "CLWB", "clwb, clflushopt"},
 		{OriginClass, KeyFlushMode, "", "auto"},
 		{OriginClass, KeyCacheMode, "none", "through, direct, writeback"},
-		{OriginClass, KeyTransport, "tcp", "auto, dev"},
+		{OriginClass, KeyTransport, "tcp", "auto, uring, dev"},
 		{OriginClass, KeyNUMANode, "-1", "a node number"},
 		{OriginClass, KeyNUMANode, "01", "a node number"},
 		{OriginClass, KeyNUMAPolicy, "best", "any, spread, pack"},
@@ -94,7 +94,7 @@ func TestVolumeContextOverridesMountParametersOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	context := class.Map(OriginContext)
-	if !maps.Equal(context, map[string]string{KeyFlushMode: "nt", KeyCacheMode: "through", KeyTransport: "auto"}) {
+	if !maps.Equal(context, map[string]string{KeyFlushMode: "nt", KeyCacheMode: "through", KeyTransport: "dev"}) {
 		t.Errorf("context is %v", context)
 	}
 	got, err := class.withContext(map[string]string{KeyCacheMode: "direct"})

@@ -309,7 +309,7 @@ func TestOptionsThatAreRefused(t *testing.T) {
 		"emulated,flush=nosuch":  {"nosuch", "clwb", "nt", "msync"},
 		"emulated,flush=dccvap":  {"dccvap", "possible"},
 		"emulated,cache=nosuch":  {"nosuch", "through", "direct", "writeback"},
-		"emulated,transport=tcp": {"tcp", "dev"},
+		"emulated,transport=tcp": {"tcp", "auto", "uring", "dev"},
 		"emulated=yes":           {"emulated", "no value"},
 		"emulated,numa=4096":     {"4096"},
 	} {

@@ -35,10 +35,10 @@ func TestFioVerify(t *testing.T) {
 		{Name: "mapped", RW: "randrw", BlockSize: 4096, Size: 32 << 20, Engine: "mmap", Verify: true, Runtime: runtime, CPU: bench.AnyCPU},
 		{Name: "parallel", RW: "randrw", BlockSize: 16384, Size: 8 << 20, Processes: 4, Direct: true, Verify: true, Runtime: runtime, CPU: bench.AnyCPU},
 	}
-	for _, cache := range []string{"through", "direct", "writeback"} {
-		t.Run(cache, func(t *testing.T) {
+	for _, options := range []string{"cache=through", "cache=direct", "cache=writeback", "cache=through,transport=uring", "cache=direct,transport=uring"} {
+		t.Run(options, func(t *testing.T) {
 			v := newVolume(t, 512<<20)
-			v.mount(t, "cache="+cache)
+			v.mount(t, options)
 			for _, job := range jobs {
 				res, err := bench.RunFio(t.Context(), v.mnt, job)
 				if err != nil {

@@ -35,6 +35,8 @@ type uring struct {
 	// maxExecutors is the number of executors from which on threads share
 	// them.
 	maxExecutors int
+	// payload is the size of an entry's buffer for names and data, in bytes.
+	payload int
 
 	mem     *ringMemory
 	threads []*ringThread
@@ -50,7 +52,7 @@ type uring struct {
 }
 
 func newUring(fd *os.File, fs Filesystem, c *conn, o Options, must bool) *uring {
-	return &uring{fd: fd, fs: fs, conn: c, opts: o, must: must, sysfs: sysfsCPU, maxExecutors: maxExecutors}
+	return &uring{fd: fd, fs: fs, conn: c, opts: o, must: must, sysfs: sysfsCPU, maxExecutors: maxExecutors, payload: MaxWrite}
 }
 
 // queueDepth is the number of requests of one CPU that can be under way: those

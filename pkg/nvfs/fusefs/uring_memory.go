@@ -74,14 +74,14 @@ func newEntry(qid int, mem []byte) entry {
 	return entry{qid: uint16(qid), header: (*ringHeader)(unsafe.Pointer(unsafe.SliceData(mem))), mem: mem}
 }
 
-// iovecs describes the entry's buffers to the kernel. The memory stays valid
-// until the next call.
-func (e *entry) iovecs() (addr uint64, n uint32) {
+// iovecs describes the entry's buffers to the kernel, with a payload of so many
+// bytes. The memory stays valid until the next call.
+func (e *entry) iovecs(payload int) (addr uint64, n uint32) {
 	v := (*[2]unix.Iovec)(unsafe.Pointer(&e.mem[iovecsOffset]))
 	v[0].Base = unsafe.SliceData(e.mem)
 	v[0].SetLen(ringHeaderSize)
 	v[1].Base = &e.mem[entryHead]
-	v[1].SetLen(MaxWrite)
+	v[1].SetLen(payload)
 	return uint64(uintptr(unsafe.Pointer(v))), uint32(len(v))
 }
 

@@ -114,28 +114,33 @@ func (t *ringThread) prepare() (err error) {
 	return err
 }
 
-// registerAll gives the entries to the kernel.
+// registerAll gives the entries to the kernel. It may accept fewer, but one of
+// each queue at least: else it does not use the queues at all.
 func (t *ringThread) registerAll() error {
 	t.armWake()
+	accepted := map[uint16]int{}
 	for i := range t.entries {
 		s := t.command(cmdRegister, i)
-		s.Addr, s.Len = t.entries[i].iovecs()
+		s.Addr, s.Len = t.entries[i].iovecs(t.u.payload)
+		accepted[t.entries[i].qid]++
 	}
-	t.live = len(t.entries)
 	if err := t.ring.enter(0); err != nil {
 		return err
 	}
-	// What was accepted completes with the first request, which cannot come
-	// before all queues of the connection are there.
-	for {
-		c, ok := t.ring.take()
-		if !ok {
-			return nil
+	// What is accepted completes with the first request, which may have come
+	// already when this is the last of all queues.
+	refused := t.ring.takeRefused()
+	for _, c := range refused {
+		if c.UserData == wakeUp {
+			return fmt.Errorf("io_uring: read an eventfd: %w", unix.Errno(-c.Res))
 		}
-		if c.UserData != wakeUp && c.Res < 0 {
-			return fmt.Errorf("FUSE over io_uring: the kernel refuses a queue: %w", unix.Errno(-c.Res))
+		qid := t.entries[c.UserData].qid
+		if accepted[qid]--; accepted[qid] == 0 {
+			return fmt.Errorf("FUSE over io_uring: the kernel refuses queue %d: %w", qid, unix.Errno(-c.Res))
 		}
 	}
+	t.live = len(t.entries) - len(refused)
+	return nil
 }
 
 func (t *ringThread) armWake() {

@@ -233,3 +233,14 @@ func (r *ring) take() (cqe, bool) {
 	atomic.StoreUint32(r.cqHead, head+1)
 	return c, true
 }
+
+// takeRefused takes the completions up to the first that is no error. Those of
+// commands that fail at once come before all others.
+func (r *ring) takeRefused() []cqe {
+	var refused []cqe
+	for r.completed() && r.cqes[*r.cqHead&uint32(len(r.cqes)-1)].Res < 0 {
+		c, _ := r.take()
+		refused = append(refused, c)
+	}
+	return refused
+}
