@@ -32,11 +32,19 @@ func newMountCommand() *cobra.Command {
 		Short: "Mount an NVFS volume",
 		Long: "mount mounts the NVFS volume on PATH, a devdax device, a file or the name of a\n" +
 			"namespace, and returns once the filesystem answers. umount(8) ends it.\n\n" +
+			"A volume that has grown onto further devices needs all of them: PATH is its first\n" +
+			"device, and each of the others is given as -o device=PATH2, in any order.\n\n" +
 			"Options: flush=MODE how stores become durable (default auto); cache=through,\n" +
-			"direct or writeback; transport=auto or dev; ro; emulated, which declares that\n" +
-			"PATH stands in for persistent memory, so that any flush mode is allowed although\n" +
-			"nothing survives a power cut; numa=NODE binds the serving process; and nosuid,\n" +
-			"nodev, noexec, noatime and the like as for mount(8). Access times are not kept.",
+			"direct or writeback; transport=dev (default), uring or auto; ro; emulated, which\n" +
+			"declares that PATH stands in for persistent memory, so that any flush mode is\n" +
+			"allowed although nothing survives a power cut; numa=NODE binds the serving\n" +
+			"process; and nosuid, nodev, noexec, noatime and the like as for mount(8). Access\n" +
+			"times are not kept.\n\n" +
+			"Transport uring serves each request on the CPU that it was made on, by io_uring\n" +
+			"(Linux 6.14). It is the fastest, but the mount ends if its serving process dies;\n" +
+			"on dev another process goes on and no program notices. auto is uring where it\n" +
+			"works, else dev. uring and auto switch FUSE over io_uring on for the machine, if\n" +
+			"root has not done it (/sys/module/fuse/parameters/enable_uring).",
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			spec, err := mountSpec(cmd.Context(), &regions, args[0], args[1], options)
@@ -77,7 +85,16 @@ func mountSpec(ctx context.Context, regions *regionFlags, path, mountpoint strin
 		// mounted.
 		AllowOther: true,
 	}
-	return spec, applyMountOptions(&spec, options)
+	if err := applyMountOptions(&spec, options); err != nil {
+		return mountd.Spec{}, err
+	}
+	for i, device := range spec.Devices {
+		if b, err = regions.resolve(ctx, device); err != nil {
+			return mountd.Spec{}, fmt.Errorf("mount option device=%s: %w", device, err)
+		}
+		spec.Devices[i] = b.path
+	}
+	return spec, nil
 }
 
 // realDirectory is the mount point as the kernel will show it.
@@ -142,8 +159,13 @@ func mountBackground(ctx context.Context, spec mountd.Spec, stateDir string, not
 	// It is mounted, whatever becomes of the question.
 	if status, err := launcher.Status(ctx, spec.VolumeID); err != nil {
 		klog.V(2).InfoS("No status", "mountpoint", spec.Mountpoint, "reason", err.Error())
-	} else if status.Emulated {
-		fmt.Fprintln(notices, emulatedNotice)
+	} else {
+		if status.Emulated {
+			fmt.Fprintln(notices, emulatedNotice)
+		}
+		if status.TransportReason != "" {
+			fmt.Fprintf(notices, "transport %s: %s\n", status.Transport, status.TransportReason)
+		}
 	}
 	return nil
 }
@@ -151,8 +173,8 @@ func mountBackground(ctx context.Context, spec mountd.Spec, stateDir string, not
 // serveForeground mounts and serves in this process until the volume is
 // unmounted; when ctx ends it unmounts.
 func serveForeground(ctx context.Context, spec mountd.Spec, stateDir string, notices io.Writer) error {
-	open := func(spec mountd.Spec) (mountd.Volume, error) {
-		volume, err := openVolume(spec)
+	open := func(spec mountd.Spec, o mountd.OpenOptions) (mountd.Volume, error) {
+		volume, err := openVolume(spec, o)
 		if err == nil && (spec.Emulated || volume.Emulated()) {
 			fmt.Fprintln(notices, emulatedNotice)
 		}
@@ -179,7 +201,11 @@ func explainInUse(mountpoint string, err error) error {
 // terminal, the pipe or the container that this process writes to. removeLogs
 // is for mounts that nobody else tidies up after.
 func newLauncher(stateDir string, removeLogs bool) *mountd.Launcher {
-	return mountd.NewLauncher(mountd.LauncherOptions{StateDir: stateDir, LogDir: filepath.Join(stateDir, "log"), RemoveLogs: removeLogs})
+	return mountd.NewLauncher(launcherOptions(stateDir, removeLogs))
+}
+
+func launcherOptions(stateDir string, removeLogs bool) mountd.LauncherOptions {
+	return mountd.LauncherOptions{StateDir: stateDir, LogDir: filepath.Join(stateDir, "log"), RemoveLogs: removeLogs}
 }
 
 // runDirectory is the directory that a flag names; "" is the default as well,

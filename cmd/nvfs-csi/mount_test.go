@@ -43,7 +43,7 @@ func TestOpenNamesWhatIsThere(t *testing.T) {
 	} {
 		device := newDevice(t)
 		write(t, device, content.off, []byte(content.data))
-		_, err := openVolume(mountd.Spec{Path: device, Flush: "auto", Emulated: true})
+		_, err := openVolume(mountd.Spec{Path: device, Flush: "auto", Emulated: true}, mountd.OpenOptions{})
 		if err == nil || !strings.Contains(err.Error(), "no NVFS superblock") || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not say %q", err, want)
 		}

@@ -3,23 +3,26 @@
 package main
 
 import (
-	"errors"
+	"context"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/mount-utils"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/driver"
 	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem/ndctl"
 )
 
 func newNodeCommand() *cobra.Command {
 	opt := driver.DefaultOptions()
 	opt.Version = version
 	var regions regionFlags
-	var runDir, calibrationFile string
+	var runDir, calibrationFile, httpAddress string
+	var externalMountd bool
 	cmd := &cobra.Command{
-		Use:   "node --node-id NAME --emulate REGION",
+		Use:   "node --node-id NAME [--emulate REGION]",
 		Short: "Run the CSI driver of one node",
 		Long: "node serves the CSI Identity, Controller and Node services of one node on a Unix\n" +
 			"socket. It provisions the persistent memory of its own node only. Volumes stay\n" +
@@ -35,20 +38,26 @@ func newNodeCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if manager == nil {
-				return errors.New("this version knows emulated regions only: describe one with --emulate")
-			}
 			calibrate, err := newCalibrator(calibrationFile, regions.emulate)
 			if err != nil {
 				return err
 			}
+			calibrate.system, _ = manager.(*ndctl.System)
 			run, err := runDirectory(runDir)
 			if err != nil {
 				return err
 			}
+			launch := launcherOptions(run, false)
+			launch.External = externalMountd
+			launcher := mountd.NewLauncher(launch)
+			ctx, end := context.WithCancel(cmd.Context())
+			// Whoever dies, this process or the keeper, the other one still
+			// holds the connections.
+			held := launcher.Hold(ctx)
+			defer func() { end(); held() }()
 			d, err := driver.New(opt, driver.Deps{
 				Namespaces: manager,
-				NVFS:       calibratedMounter{newLauncher(run, false), calibrationFile},
+				NVFS:       calibratedMounter{launcher, calibrationFile},
 				Volumes:    formatter{},
 				Kernel:     kernelFilesystems{},
 				Mount:      mount.New(""),
@@ -58,12 +67,17 @@ func newNodeCommand() *cobra.Command {
 			}
 			stop := calibrate.start(cmd.Context())
 			defer stop()
-			return d.Run(cmd.Context())
+			group, ctx := errgroup.WithContext(cmd.Context())
+			group.Go(func() error { return driver.ServeHTTP(ctx, httpAddress, d.HTTPHandler()) })
+			group.Go(func() error { return d.Run(ctx) })
+			return group.Wait()
 		},
 	}
 	opt.AddFlags(cmd.Flags())
 	cmd.Flags().StringVar(&runDir, "run-dir", mountd.DefaultStateDir, "directory of control sockets, locks and logs of the serving processes")
+	cmd.Flags().BoolVar(&externalMountd, "external-mountd", false, "wait for a keeper and mountd that others run on --run-dir, instead of starting them")
 	cmd.Flags().StringVar(&calibrationFile, "calibration-file", pmem.DefaultCalibrationFile, "file that keeps what was measured for the flush mode auto")
+	cmd.Flags().StringVar(&httpAddress, "http-address", "", "TCP address for /healthz, /metrics and "+driver.ReportPath+", such as :9810; none if empty")
 	regions.addTo(cmd)
 	return cmd
 }

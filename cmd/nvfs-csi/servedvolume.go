@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
@@ -18,24 +19,28 @@ import (
 type servedVolume struct {
 	mapping *pmem.Mapping
 	fs      *nvfs.FS
+	growing sync.Mutex
 }
 
-var _ mountd.Volume = (*servedVolume)(nil)
+var (
+	_ mountd.Volume    = (*servedVolume)(nil)
+	_ mountd.Resumable = (*servedVolume)(nil)
+)
 
 // openVolume opens what spec describes. Nothing stays open when it fails.
-func openVolume(spec mountd.Spec) (mountd.Volume, error) {
+func openVolume(spec mountd.Spec, o mountd.OpenOptions) (mountd.Volume, error) {
 	mode, err := pmem.ParseMode(spec.Flush)
 	if err != nil {
 		return nil, err
 	}
-	mapping, err := pmem.Open(spec.Path, pmem.Options{
+	mapping, err := nvfs.OpenDevices(spec.Path, spec.Devices, nvfs.OpenOptions{Options: pmem.Options{
 		Mode: mode, Emulated: spec.Emulated, ReadOnly: spec.ReadOnly,
 		CalibrationFile: spec.Calibration, NUMANode: &spec.NUMANode,
-	})
+	}})
 	if err != nil {
 		return nil, err
 	}
-	fs, err := nvfs.Mount(mapping, nvfs.Options{ReadOnly: spec.ReadOnly})
+	fs, err := nvfs.Mount(mapping, nvfs.Options{ReadOnly: spec.ReadOnly, Resume: o.Resume, OnOrphan: o.OnOrphan})
 	if err != nil {
 		return nil, errors.Join(notMountable(spec.Path, mapping, err), mapping.Close())
 	}
@@ -71,12 +76,64 @@ func (v *servedVolume) NewWorker() (fusefs.Worker, error) { return v.fs.NewWorke
 // Close implements mountd.Volume.
 func (v *servedVolume) Close() error { return errors.Join(v.fs.Unmount(), v.mapping.Close()) }
 
+// EndResume implements mountd.Resumable.
+func (v *servedVolume) EndResume() error { return v.fs.EndResume() }
+
+// Orphans implements mountd.Resumable.
+func (v *servedVolume) Orphans() ([]nvfs.NodeID, error) { return v.fs.Orphans() }
+
+// ReleaseOrphan implements mountd.Resumable.
+func (v *servedVolume) ReleaseOrphan(id nvfs.NodeID) error { return v.fs.ReleaseOrphan(id) }
+
+// Detach implements mountd.Resumable.
+func (v *servedVolume) Detach() error {
+	v.fs.Detach()
+	return v.mapping.Close()
+}
+
 // Grow implements mountd.Volume.
-func (v *servedVolume) Grow() (uint64, error) {
-	if _, err := v.mapping.Extend(); err != nil {
+func (v *servedVolume) Grow(devices ...string) (uint64, error) {
+	v.growing.Lock()
+	defer v.growing.Unlock()
+	if len(v.fs.Superblock().Devices) == 1 {
+		if _, err := v.mapping.Extend(); err != nil {
+			return 0, err
+		}
+	}
+	size, err := v.fs.Grow()
+	for _, path := range devices {
+		if err != nil {
+			break
+		}
+		size, err = v.growOnto(path)
+	}
+	return size, err
+}
+
+// growProbe bounds the look at a device that a volume is to grow onto.
+const growProbe = 10 * time.Minute
+
+// growOnto takes a further device into use, which must be blank or have been
+// given to this volume before.
+func (v *servedVolume) growOnto(path string) (uint64, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), growProbe)
+	defer cancel()
+	var uuid [16]byte
+	part, err := v.mapping.AttachAt(path, func(c *pmem.Candidate) (_ uint64, err error) {
+		uuid, err = mkfs.UsableMember(ctx, c, v.fs.Superblock())
+		return v.fs.PlaceDevice(c.Backing.Align), err
+	})
+	if errors.Is(err, pmem.ErrAttached) && part.Off > 0 {
+		return v.fs.SizeBytes(), nil // it was taken into use before
+	}
+	if err != nil {
 		return 0, err
 	}
-	return v.fs.Grow()
+	size, err := v.fs.GrowOnto(part, uuid)
+	if err != nil {
+		return 0, errors.Join(fmt.Errorf("%s: %w", path, err), v.mapping.Detach(part.Off))
+	}
+	return size, nil
 }
 
 // Emulated implements mountd.Volume.
@@ -94,4 +151,4 @@ func (v *servedVolume) Flush() string {
 func (v *servedVolume) ReadOnly() bool { return v.fs.ReadOnly() }
 
 // SizeBytes implements mountd.Volume.
-func (v *servedVolume) SizeBytes() uint64 { return v.mapping.Size() }
+func (v *servedVolume) SizeBytes() uint64 { return v.fs.SizeBytes() }

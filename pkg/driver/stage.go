@@ -58,6 +58,9 @@ func (d *Driver) stage(ctx context.Context, req stageRequest) error {
 	if done || err != nil {
 		return err
 	}
+	if done, err := d.unmountedServer(ctx, r, req.staged); done || err != nil {
+		return err
+	}
 	if err := d.verifyContent(ctx, r, ns); err != nil {
 		return err
 	}
@@ -162,13 +165,18 @@ func (d *Driver) mountStaged(ctx context.Context, r *record, ns ndctl.Namespace,
 	if err := os.MkdirAll(want.Path, 0o750); err != nil {
 		return fmt.Errorf("staging path: %w", err)
 	}
+	devices, _, err := d.furtherDevices(ctx, r)
+	if err != nil {
+		return err
+	}
 	r.Staged = &want
 	if err := d.records.save(r); err != nil {
 		return err
 	}
-	err := d.nvfs.Mount(ctx, mountd.Spec{
+	err = d.nvfs.Mount(ctx, mountd.Spec{
 		VolumeID:   r.ID,
 		Path:       ns.Device,
+		Devices:    devices,
 		Mountpoint: want.Path,
 		Flush:      params.FlushMode,
 		Cache:      params.CacheMode,

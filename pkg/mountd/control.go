@@ -24,8 +24,12 @@ const ControlProtocol = 1
 // Methods of the control protocol.
 const (
 	methodStatus = "status" // what the process serves, and how it is
-	methodGrow   = "grow"   // use the whole backing
+	methodGrow   = "grow"   // use the whole backing, and further devices
 	methodStop   = "stop"   // unmount and end; answered before that begins
+
+	methodProgress = "progress" // how far the threads have come
+	methodHandOver = "handover" // end, and leave the connection to a successor; answered before that begins
+	methodHand     = "hand"     // the connection itself, its descriptor along with the answer
 )
 
 const (
@@ -35,24 +39,37 @@ const (
 	controlIdle = 10 * time.Second
 	// controlTimeout bounds an exchange whose context has no deadline.
 	controlTimeout = 30 * time.Second
+	// growTimeout is that of a growth onto further devices, which are read
+	// throughout to prove that they are blank.
+	growTimeout = 10 * time.Minute
 )
 
 type controlRequest struct {
 	Protocol int    `json:"protocol"`
 	Method   string `json:"method"`
+	// Devices are further devices that methodGrow takes into use.
+	Devices []string `json:"devices,omitempty"`
 }
 
 type controlResponse struct {
 	Protocol int     `json:"protocol"`
 	Error    string  `json:"error,omitempty"`
 	Status   *Status `json:"status,omitempty"`
+	// Turns are the counters of methodProgress, see fusefs.Progress.
+	Turns []uint64 `json:"turns,omitempty"`
+	Held  *Held    `json:"held,omitempty"`
+
+	file *os.File // to be passed along
 }
 
 // controlTarget is what a control server speaks for.
 type controlTarget interface {
 	status() Status
-	grow() error
+	grow(devices []string) error
 	stop()
+	handOver()
+	progress() []uint64
+	servedConnection() (*Held, *os.File)
 }
 
 // controlServer answers on a volume's control socket.
@@ -153,7 +170,7 @@ func (s *controlServer) serve(c *net.UnixConn) {
 		if err := c.SetDeadline(time.Now().Add(controlIdle)); err != nil {
 			return
 		}
-		err := json.NewEncoder(c).Encode(resp)
+		err := writeResponse(c, resp)
 		if after != nil {
 			after()
 		}
@@ -161,6 +178,16 @@ func (s *controlServer) serve(c *net.UnixConn) {
 			return
 		}
 	}
+}
+
+// writeResponse writes a line, and the descriptor that belongs to it.
+func writeResponse(c *net.UnixConn, resp controlResponse) error {
+	b, err := json.Marshal(resp)
+	if err != nil {
+		return err
+	}
+	_, _, err = c.WriteMsgUnix(append(b, '\n'), rights(resp.file), nil)
+	return err
 }
 
 // answer executes a request. What it returns as after, if anything, is done
@@ -176,11 +203,18 @@ func (s *controlServer) answer(line []byte) (resp controlResponse, after func())
 	switch req.Method {
 	case methodStatus:
 	case methodGrow:
-		if err := s.target.grow(); err != nil {
+		if err := s.target.grow(req.Devices); err != nil {
 			return controlResponse{Error: err.Error()}, nil
 		}
 	case methodStop:
 		after = s.target.stop
+	case methodHandOver:
+		after = s.target.handOver
+	case methodProgress:
+		return controlResponse{Turns: s.target.progress()}, nil
+	case methodHand:
+		held, f := s.target.servedConnection()
+		return controlResponse{Held: held, file: f}, nil
 	default:
 		return controlResponse{Error: fmt.Sprintf("unknown method %q", req.Method)}, nil
 	}
@@ -212,54 +246,93 @@ func checkPeer(c *net.UnixConn) error {
 
 // callControl asks a volume's serving process; ErrNotServed when there is
 // none.
-func callControl(ctx context.Context, stateDir, volumeID, method string) (Status, error) {
-	path, err := socketPath(stateDir, volumeID)
-	if err != nil {
-		return Status{}, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, controlTimeout)
-	defer cancel()
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "unix", path)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
-		return Status{}, fmt.Errorf("volume %s: %w", volumeID, ErrNotServed)
-	}
-	if err != nil {
-		return Status{}, fmt.Errorf("control socket of volume %s: %w", volumeID, err)
-	}
-	defer c.Close()
-	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-
-	resp, err := exchange(c, controlRequest{Protocol: ControlProtocol, Method: method})
+func callControl(ctx context.Context, stateDir, volumeID, method string, devices ...string) (Status, error) {
+	resp, err := askControl(ctx, stateDir, volumeID, method, devices...)
 	switch {
-	case err != nil && ctx.Err() != nil:
-		return Status{}, fmt.Errorf("%s of volume %s: no answer: %w", method, volumeID, ctx.Err())
 	case err != nil:
-		return Status{}, fmt.Errorf("%s of volume %s: %w", method, volumeID, err)
-	case resp.Error != "":
-		return Status{}, fmt.Errorf("%s of volume %s: %s", method, volumeID, resp.Error)
+		return Status{}, err
 	case resp.Status == nil:
 		return Status{}, fmt.Errorf("%s of volume %s: the answer (protocol %d) has no status", method, volumeID, resp.Protocol)
 	}
 	return *resp.Status, nil
 }
 
-func exchange(c net.Conn, req controlRequest) (controlResponse, error) {
-	var resp controlResponse
-	if err := json.NewEncoder(c).Encode(req); err != nil {
-		return resp, err
+// askControl is callControl for any answer.
+func askControl(ctx context.Context, stateDir, volumeID, method string, devices ...string) (controlResponse, error) {
+	path, err := socketPath(stateDir, volumeID)
+	if err != nil {
+		return controlResponse{}, err
 	}
-	lines := bufio.NewScanner(c)
-	lines.Buffer(nil, maxControlLine)
-	if !lines.Scan() {
-		if err := lines.Err(); err != nil {
-			return resp, err
-		}
-		return resp, errors.New("the serving process hung up")
+	limit := controlTimeout
+	if len(devices) > 0 {
+		limit = growTimeout
 	}
-	if err := json.Unmarshal(lines.Bytes(), &resp); err != nil {
-		return resp, fmt.Errorf("malformed answer: %w", err)
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	resp, fds, err := askSocket(ctx, path, method, devices...)
+	closeAll(fds)
+	switch {
+	case errors.Is(err, ErrNotServed):
+		return controlResponse{}, fmt.Errorf("volume %s: %w", volumeID, err)
+	case err != nil && ctx.Err() != nil:
+		return controlResponse{}, fmt.Errorf("%s of volume %s: no answer: %w", method, volumeID, ctx.Err())
+	case err != nil:
+		return controlResponse{}, fmt.Errorf("%s of volume %s: %w", method, volumeID, err)
+	case resp.Error != "":
+		return controlResponse{}, fmt.Errorf("%s of volume %s: %s", method, volumeID, resp.Error)
 	}
 	return resp, nil
+}
+
+// askSocket asks the process that listens on a control socket. Descriptors
+// are the caller's.
+func askSocket(ctx context.Context, path, method string, devices ...string) (controlResponse, []int, error) {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unix", path)
+	if noListener(err) {
+		return controlResponse{}, nil, ErrNotServed
+	}
+	if err != nil {
+		return controlResponse{}, nil, fmt.Errorf("control socket: %w", err)
+	}
+	defer c.Close()
+	stop := context.AfterFunc(ctx, func() { c.SetDeadline(pastDeadline) })
+	defer stop()
+	return exchange(c.(*net.UnixConn), controlRequest{Protocol: ControlProtocol, Method: method, Devices: devices})
+}
+
+func exchange(c *net.UnixConn, req controlRequest) (resp controlResponse, fds []int, err error) {
+	if err := json.NewEncoder(c).Encode(req); err != nil {
+		return resp, nil, err
+	}
+	line, fds, err := readLine(c)
+	if err == nil {
+		err = json.Unmarshal(line, &resp)
+	}
+	if err != nil {
+		closeAll(fds)
+		return resp, nil, fmt.Errorf("malformed answer: %w", err)
+	}
+	return resp, fds, nil
+}
+
+// readLine reads one line, and the descriptors that come with it.
+func readLine(c *net.UnixConn) (line []byte, fds []int, err error) {
+	buf, oob := make([]byte, maxControlLine), make([]byte, unix.CmsgSpace(4*4))
+	for n := 0; ; {
+		m, oobn, _, _, err := c.ReadMsgUnix(buf[n:], oob)
+		if err != nil || m == 0 {
+			closeAll(fds)
+			return nil, nil, errors.Join(errors.New("the serving process hung up"), err)
+		}
+		more, err := descriptors(oob[:oobn])
+		fds = append(fds, more...)
+		if n += m; err != nil || n == len(buf) {
+			closeAll(fds)
+			return nil, nil, errors.Join(errors.New("the answer is too long"), err)
+		}
+		if buf[n-1] == '\n' {
+			return buf[:n], fds, nil
+		}
+	}
 }

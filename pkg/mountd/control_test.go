@@ -26,8 +26,11 @@ func (f *fakeTarget) status() Status {
 	}
 	return Status{Protocol: ControlProtocol, VolumeID: "vol-1"}
 }
-func (f *fakeTarget) grow() error { return f.growErr }
-func (f *fakeTarget) stop()       { f.stopped = true }
+func (f *fakeTarget) grow([]string) error                 { return f.growErr }
+func (f *fakeTarget) stop()                               { f.stopped = true }
+func (f *fakeTarget) handOver()                           { f.stopped = true }
+func (f *fakeTarget) progress() []uint64                  { return []uint64{1, 2} }
+func (f *fakeTarget) servedConnection() (*Held, *os.File) { return nil, nil }
 
 func startControl(t *testing.T, target controlTarget) (stateDir string, s *controlServer) {
 	t.Helper()

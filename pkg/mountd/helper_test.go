@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -19,31 +20,55 @@ import (
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
 )
 
-// helperEnv makes the test binary a serving process.
+// helperEnv makes the test binary what nvfs-csi is: a serving process, mountd
+// or the keeper, by its first argument.
 const helperEnv = "MOUNTD_TEST_SERVE"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(helperEnv) == "" {
 		os.Exit(m.Run())
 	}
-	if err := serveHelper(); err != nil {
-		fmt.Fprintln(os.Stderr, "serve:", err)
-		os.Exit(1)
+	ctx, cancel := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	err := runHelper(ctx)
+	cancel()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, os.Args[1]+":", err)
+		os.Exit(max(1, ExitCode(err)))
 	}
 	os.Exit(0)
 }
 
-// serveHelper is what nvfs-csi serve does, for a volume without a medium.
-func serveHelper() error {
+// hangTimeoutEnv is the watchdog's limit in tests.
+const hangTimeoutEnv = "MOUNTD_TEST_HANG"
+
+func runHelper(ctx context.Context) error {
+	linkFD := 0
+	if text := argument("--link-fd"); text != "" {
+		linkFD, _ = strconv.Atoi(text)
+	}
+	onDemand := slices.Contains(os.Args, "--on-demand")
+	switch os.Args[1] {
+	case "keeper":
+		return RunKeeper(ctx, KeeperOptions{Executable: os.Args[0], StateDir: argument("--state-dir"), LogDir: argument("--log-dir"), Args: []string{"mountd"}, OnDemand: onDemand, LinkFD: linkFD})
+	case "mountd":
+		hang, _ := time.ParseDuration(os.Getenv(hangTimeoutEnv))
+		return RunSupervisor(ctx, SupervisorOptions{Executable: os.Args[0], StateDir: argument("--state-dir"), LogDir: argument("--log-dir"), Version: "test",
+			ServeArgs: []string{"serve"}, KeeperArgs: []string{"keeper"}, OnDemand: onDemand, LinkFD: linkFD, HangTimeout: hang,
+			Exchange: slices.Contains(os.Args, "--exchange"), CgroupRoot: DefaultCgroupRoot})
+	}
+	if os.Args[1] == "holder" {
+		// A process of its own: one with files open on the volume cannot start
+		// others while nobody serves it.
+		NewLauncher(LauncherOptions{Executable: os.Args[0], StateDir: argument("--state-dir"), LogDir: argument("--log-dir")}).Hold(ctx)()
+		return nil
+	}
 	spec, err := SpecFromEnv()
 	if err != nil {
 		return err
 	}
-	ctx, cancel := signal.NotifyContext(context.Background(), unix.SIGTERM)
-	defer cancel()
 	return Serve(ctx, ServeOptions{
-		Spec: spec, Version: "test", StateDir: os.Args[len(os.Args)-3], FuseFD: childFuseFD, ReadyFD: childReadyFD, LockFD: childLockFD,
-		OpenVolume: openTestVolume, RemoveLog: argument("--remove-log"),
+		Spec: spec, Version: "test", StateDir: argument("--state-dir"), FuseFD: childFuseFD, LinkFD: childLinkFD, LockFD: childLockFD,
+		OpenVolume: openTestVolume,
 	})
 }
 
@@ -66,7 +91,7 @@ type testVolume struct {
 	uncounted bool // statfs never returns, as while the volume is counted
 }
 
-func openTestVolume(spec Spec) (Volume, error) {
+func openTestVolume(spec Spec, o OpenOptions) (Volume, error) {
 	content, err := os.ReadFile(spec.Path)
 	if err != nil {
 		return nil, err
@@ -82,6 +107,9 @@ func openTestVolume(spec Spec) (Volume, error) {
 	}
 	if err := os.WriteFile(spec.Path, []byte("dirty"), 0o600); err != nil {
 		return nil, err
+	}
+	if isReal(spec) {
+		return openRealVolume(spec, o)
 	}
 	space, err := pmem.NewMemory(16 << 20)
 	if err != nil {
@@ -99,7 +127,7 @@ func (v *testVolume) NewWorker() (fusefs.Worker, error) {
 func (v *testVolume) Close() error {
 	return errors.Join(v.space.Close(), os.WriteFile(v.path, []byte("clean"), 0o600))
 }
-func (v *testVolume) Grow() (uint64, error) {
+func (v *testVolume) Grow(...string) (uint64, error) {
 	if v.grown {
 		return 0, errors.New("the device has not grown")
 	}
@@ -124,8 +152,14 @@ type faultyWorker struct {
 }
 
 func (w faultyWorker) Lookup(parent nvfs.NodeID, name []byte, a *nvfs.Attr) error {
-	if string(name) == "poison" {
+	switch string(name) {
+	case "poison":
 		panic("poisoned memory")
+	case "stuck":
+		select {}
+	case "deadly":
+		fmt.Fprintln(os.Stderr, "a deadly request")
+		os.Exit(9)
 	}
 	return w.Worker.Lookup(parent, name, a)
 }
@@ -168,9 +202,27 @@ func (n *node) cleanup() {
 		n.t.Error("a mount was left behind")
 		must(n.t, fusefs.Detach(n.spec.Mountpoint))
 	}
-	if p := n.process(); p != nil {
-		n.t.Error("a process was left behind")
-		must(n.t, unix.Kill(p.pid, unix.SIGKILL))
+	n.awaitNoServer()
+	n.eventually("keeper and mountd end with the last volume", func() bool {
+		return n.service(keeperName) == nil && n.service(mountdName) == nil
+	})
+	if n.t.Failed() {
+		n.t.Log(n.logs())
+	}
+}
+
+// awaitNoServer waits until the last server has ended and mountd has noticed.
+func (n *node) awaitNoServer() {
+	n.t.Helper()
+	for ctx := within(n.t); ; time.Sleep(5 * time.Millisecond) {
+		p := n.process()
+		if p == nil {
+			return
+		}
+		if ctx.Err() != nil {
+			n.t.Error("a process was left behind")
+			must(n.t, unix.Kill(p.pid, unix.SIGKILL))
+		}
 		p.Close()
 	}
 }
@@ -202,7 +254,7 @@ func (n *node) unmount() {
 // process is the serving process; nil when there is none.
 func (n *node) process() *process {
 	n.t.Helper()
-	probe, err := openProbe(n.l.opts.StateDir, n.spec.VolumeID)
+	probe, err := openProbe(lockPath(n.l.opts.StateDir, n.spec.VolumeID))
 	must(n.t, err)
 	if probe == nil {
 		return nil
@@ -262,18 +314,99 @@ func (w faultyWorker) StatFS(s *nvfs.StatFS) error {
 	return w.Worker.StatFS(s)
 }
 
-// checkFiles compares the names below the state and log directories.
+// service is the keeper or mountd; nil when there is none.
+func (n *node) service(name string) *process {
+	n.t.Helper()
+	probe, err := openProbe(serviceLock(n.l.opts.StateDir, name))
+	must(n.t, err)
+	if probe == nil {
+		return nil
+	}
+	defer probe.Close()
+	p, err := probe.process()
+	must(n.t, err)
+	if p != nil {
+		n.t.Cleanup(func() { p.Close() })
+	}
+	return p
+}
+
+// eventually waits for a condition that comes about by itself.
+func (n *node) eventually(what string, condition func() bool) {
+	n.t.Helper()
+	for ctx := within(n.t); !condition(); time.Sleep(5 * time.Millisecond) {
+		if ctx.Err() != nil {
+			n.t.Fatalf("not in time: %s\n%s", what, n.logs())
+		}
+	}
+}
+
+// logs is what all processes have logged.
+func (n *node) logs() string {
+	names, _ := filepath.Glob(filepath.Join(n.l.opts.LogDir, "*.log"))
+	var all strings.Builder
+	for _, name := range names {
+		b, _ := os.ReadFile(name)
+		fmt.Fprintf(&all, "%s:\n%s", filepath.Base(name), b)
+	}
+	return all.String()
+}
+
+// killAll ends everybody who holds the connection, so that it ends.
+func (n *node) killAll() {
+	n.t.Helper()
+	n.killTogether(true)
+}
+
+// killServices ends keeper and mountd at once.
+func (n *node) killServices() {
+	n.t.Helper()
+	n.killTogether(false)
+}
+
+func (n *node) killTogether(server bool) {
+	n.t.Helper()
+	var all []*process
+	for _, name := range []string{keeperName, mountdName} {
+		n.eventually(name+" runs", func() bool { return n.service(name) != nil })
+		p := n.service(name)
+		must(n.t, unix.Kill(p.pid, unix.SIGSTOP)) // else they would restart each other
+		all = append(all, p)
+	}
+	if server {
+		n.eventually("a server runs", func() bool { return n.process() != nil })
+		all = append(all, n.running())
+	}
+	for _, p := range all {
+		must(n.t, p.kill())
+		must(n.t, p.wait(within(n.t)))
+	}
+}
+
+// checkFiles waits until there are these names below the state and log
+// directories, apart from those of keeper and mountd.
 func (n *node) checkFiles(want ...string) {
+	n.t.Helper()
+	var got []string
+	for ctx := within(n.t); ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
+		if got = n.files(); slices.Equal(got, want) {
+			return
+		}
+	}
+	n.t.Errorf("files %q, want %q", got, want)
+}
+
+func (n *node) files() []string {
 	n.t.Helper()
 	var got []string
 	for _, dir := range []string{n.l.opts.StateDir, n.l.opts.LogDir} {
 		entries, err := os.ReadDir(dir)
 		must(n.t, err)
 		for _, e := range entries {
-			got = append(got, e.Name())
+			if !strings.HasPrefix(e.Name(), "@") {
+				got = append(got, e.Name())
+			}
 		}
 	}
-	if !slices.Equal(got, want) {
-		n.t.Errorf("files %q, want %q", got, want)
-	}
+	return got
 }

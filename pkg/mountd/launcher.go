@@ -1,43 +1,50 @@
 package mountd
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/fusefs"
 )
 
 // LauncherOptions configure a Launcher.
 type LauncherOptions struct {
-	// Executable is started to serve a volume; "" is ServingProgram.
+	// Executable is started as mountd, with Args; "" is ServingProgram.
 	Executable string
-	// Args precede the arguments of SpecArgs; nil is "serve".
+	// Args are the command of mountd; nil is "mountd".
 	Args []string
-	// StateDir holds control sockets and locks; "" is DefaultStateDir.
+	// StateDir holds sockets and locks; "" is DefaultStateDir.
 	StateDir string
-	// LogDir gets one log file per volume; "" lets the serving processes
-	// write to this process's standard error.
+	// LogDir gets one log file per volume, and those of keeper and mountd; ""
+	// lets them write to the standard error of who has started them.
 	LogDir string
 	// RemoveLogs lets a serving process remove its log file when it has
 	// unmounted its volume without any error. Otherwise Forget does.
 	RemoveLogs bool
+	// External means that keeper and mountd are started by others: they are
+	// waited for.
+	External bool
 }
 
-// Launcher is the Mounter that starts one process per volume. The processes
-// outlive it: any Launcher with the same state directory manages them.
-type Launcher struct{ opts LauncherOptions }
+// Launcher is the Mounter that mounts, and leaves serving to mountd, which it
+// starts if need be. The mounts outlive it: any Launcher with the same state
+// directory manages them.
+type Launcher struct {
+	opts   LauncherOptions
+	holder *holder // nil unless Hold was called
+}
 
 var _ Mounter = (*Launcher)(nil)
 
@@ -48,243 +55,197 @@ func NewLauncher(o LauncherOptions) *Launcher {
 		o.StateDir = DefaultStateDir
 	}
 	if o.Args == nil {
-		o.Args = []string{"serve"}
+		o.Args = []string{"mountd"}
 	}
 	return &Launcher{opts: o}
 }
 
-// Descriptors of a serving process.
 const (
-	childFuseFD  = 3
-	childReadyFD = 4
-	childLockFD  = 5
+	// mountAttempts is how often a mount is tried whose mountd has ended in
+	// the middle of it.
+	mountAttempts = 5
+	connectPoll   = 5 * time.Millisecond
 )
 
-// SpecEnv is the environment variable that carries the Spec, as JSON, to the
-// serving process.
-const SpecEnv = "NVFS_SERVE_SPEC"
+// survivingTransport is the default, because a server that dies is replaced:
+// it is the only transport on which no request is lost then.
+const survivingTransport = "dev"
 
-// SpecFromEnv is what the serving process is to serve.
-func SpecFromEnv() (Spec, error) {
-	var spec Spec
-	if err := json.Unmarshal([]byte(os.Getenv(SpecEnv)), &spec); err != nil {
-		return Spec{}, fmt.Errorf("%s does not hold a volume specification: %w", SpecEnv, err)
+// errMountdGone means that mountd ended before it had answered.
+var errMountdGone = errors.New("mountd has ended")
+
+// Mount implements Mounter.
+func (l *Launcher) Mount(ctx context.Context, spec Spec) error {
+	if err := spec.check(); err != nil {
+		return err
 	}
-	return spec, nil
+	if err := makeStateDir(l.opts.StateDir); err != nil {
+		return err
+	}
+	if spec.Transport == "" {
+		spec.Transport = survivingTransport
+	}
+	for attempt := 1; ; attempt++ {
+		err := l.mountOnce(ctx, spec)
+		if !errors.Is(err, errMountdGone) || attempt == mountAttempts || ctx.Err() != nil {
+			return err
+		}
+		klog.V(2).InfoS("mountd has ended in the middle of a mount; it is tried again", "volume", spec.VolumeID)
+	}
 }
 
-// SpecArgs are the arguments a serving process is started with, after the
-// name of its command. They show the volume to whoever looks at the process
-// list; the whole Spec is in the environment.
-func SpecArgs(spec Spec, stateDir string) []string {
-	return []string{
-		"--volume", spec.VolumeID,
-		"--fuse-fd", strconv.Itoa(childFuseFD),
-		"--ready-fd", strconv.Itoa(childReadyFD),
-		"--lock-fd", strconv.Itoa(childLockFD),
-		"--state-dir", stateDir,
-		spec.Path, spec.Mountpoint,
+func (l *Launcher) mountOnce(ctx context.Context, spec Spec) error {
+	c, err := l.connect(ctx)
+	if err != nil {
+		return err
 	}
+	defer c.Close()
+	stop := context.AfterFunc(ctx, func() { c.conn.SetReadDeadline(pastDeadline) })
+	defer stop()
+	// From here nobody else mounts this volume.
+	if _, err := c.ask(message{Kind: msgReserve, VolumeID: spec.VolumeID}); err != nil {
+		return mountError(ctx, spec, err)
+	}
+	if err := clearMountpoint(spec.Mountpoint); err != nil {
+		return err
+	}
+	held, fd, err := l.mountKernel(spec)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	answer, err := c.ask(message{Kind: msgServe, Held: &held}, fd)
+	if err == nil {
+		held.Session = answer.Session
+		err = awaitAnswer(ctx, spec.Mountpoint)
+	}
+	if err != nil {
+		return errors.Join(mountError(ctx, spec, err), l.tearDown(held, fd))
+	}
+	l.hold(held, fd)
+	klog.V(2).InfoS("Volume mounted", "volume", spec.VolumeID, "path", spec.Path, "mountpoint", spec.Mountpoint)
+	return nil
+}
+
+func mountError(ctx context.Context, spec Spec, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("volume %s: the serving process is not ready: %w", spec.VolumeID, ctx.Err())
+	}
+	return err
+}
+
+// mountKernel mounts; nobody answers yet.
+func (l *Launcher) mountKernel(spec Spec) (held Held, fd int, err error) {
+	f, err := fusefs.Mount(spec.Mountpoint, fusefs.MountOptions{
+		Source: spec.Path, ReadOnly: spec.ReadOnly, AllowOther: spec.AllowOther, Flags: spec.MountFlags,
+		Transport: spec.Transport,
+	})
+	if err != nil {
+		return Held{}, 0, err
+	}
+	defer f.Close()
+	held = Held{Spec: spec, LogDir: l.opts.LogDir, RemoveLog: l.opts.RemoveLogs, Instance: newInstance()}
+	if fd, err = unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3); err != nil {
+		return Held{}, 0, errors.Join(fmt.Errorf("FUSE connection: %w", err), detachIfMounted(spec.Mountpoint))
+	}
+	top, err := fusefs.Top(spec.Mountpoint)
+	if err != nil || top == nil {
+		return Held{}, 0, errors.Join(errors.New("the mount has disappeared"), err, unix.Close(fd))
+	}
+	held.Connection = top.Connection
+	return held, fd, nil
+}
+
+func newInstance() string {
+	b := make([]byte, 8)
+	_, _ = rand.Read(b) // never fails
+	return hex.EncodeToString(b)
+}
+
+// tearDown removes what a Mount that fails has made: the mount, and with it
+// the connection, by which a server ends that may have been started.
+func (l *Launcher) tearDown(held Held, fd int) error {
+	err := detachIfMounted(held.Spec.Mountpoint)
+	if connectionAlive(fd) {
+		// Nobody uses it yet.
+		err = errors.Join(err, fusefs.AbortConnection(held.Connection))
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
+	defer cancel()
+	return errors.Join(err, l.awaitUnserved(ctx, held.Spec.VolumeID))
 }
 
 // cleanupTimeout bounds what is done after a caller's context has ended.
 const cleanupTimeout = 10 * time.Second
 
-// Mount implements Mounter.
-func (l *Launcher) Mount(ctx context.Context, spec Spec) (err error) {
-	lock, fuseFile, err := prepare(spec, l.opts.StateDir)
+// connect returns a connection to mountd, which is started if need be.
+func (l *Launcher) connect(ctx context.Context) (*link, error) {
+	path, err := serviceSocket(l.opts.StateDir, mountdName)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	// The serving process has its own copy, if it lives.
-	defer func() { err = errors.Join(err, dropLock(lock, l.opts.StateDir, spec.VolumeID)) }()
-	child, err := l.start(spec, fuseFile, lock)
-	// From here the connection lives and dies with the serving process.
-	closeErr := fuseFile.Close()
-	if err == nil {
-		err = child.answers(ctx, spec)
-	}
-	if err = errors.Join(err, closeErr); err != nil {
-		return errors.Join(err, tearDown(spec.Mountpoint, child))
-	}
-	klog.V(2).InfoS("Volume mounted", "volume", spec.VolumeID, "path", spec.Path, "mountpoint", spec.Mountpoint, "pid", child.cmd.Process.Pid)
-	return nil
-}
-
-// child is a serving process that this process has started.
-type child struct {
-	cmd    *exec.Cmd
-	ready  *os.File
-	log    *os.File // nil: inherited
-	logOff int64
-	exited chan struct{} // closed when it has been waited for
-}
-
-func (l *Launcher) start(spec Spec, fuseFile, lock *os.File) (_ *child, err error) {
-	exe := l.opts.Executable
-	if exe == "" {
-		if exe, err = ServingProgram(); err != nil {
-			return nil, err
+	for {
+		c, err := dialLink(path)
+		if err == nil {
+			return c, nil
+		}
+		if !noListener(err) {
+			return nil, fmt.Errorf("connect to mountd: %w", err)
+		}
+		if !l.opts.External {
+			if c, err := l.startMountd(); c != nil || err != nil {
+				return c, err
+			}
+		}
+		select {
+		case <-time.After(connectPoll):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("mountd does not listen at %s: %w", path, ctx.Err())
 		}
 	}
-	specJSON, err := json.Marshal(spec)
+}
+
+// startMountd returns nil when there is one already.
+func (l *Launcher) startMountd() (*link, error) {
+	lock, err := lockNamed(serviceLock(l.opts.StateDir, mountdName))
+	if errors.Is(err, errLocked) {
+		return nil, nil
+	}
 	if err != nil {
-		return nil, fmt.Errorf("volume %s: %w", spec.VolumeID, err)
+		return nil, err
 	}
-	readyR, readyW, err := os.Pipe()
+	_ = lock.Close()
+	cmd, c, err := service{executable: l.opts.Executable, args: l.opts.Args, stateDir: l.opts.StateDir, logDir: l.opts.LogDir, name: mountdName, onDemand: true}.startLinked()
 	if err != nil {
-		return nil, fmt.Errorf("ready pipe: %w", err)
+		return nil, err
 	}
-	defer readyW.Close()
-	c := &child{ready: readyR, exited: make(chan struct{})}
-	// Not CommandContext: the process outlives the call.
-	c.cmd = exec.Command(exe, l.args(spec)...)
-	c.cmd.Env = append(os.Environ(), SpecEnv+"="+string(specJSON))
-	c.cmd.Dir = "/"
-	c.cmd.ExtraFiles = []*os.File{fuseFile, readyW, lock}
-	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := l.setLog(c, spec.VolumeID); err != nil {
-		return nil, errors.Join(err, readyR.Close())
-	}
-	if err := onNode(spec.NUMANode, c.cmd.Start); err != nil {
-		return nil, errors.Join(fmt.Errorf("start the serving process of volume %s: %w", spec.VolumeID, err), readyR.Close(), c.closeLog())
-	}
-	go func() {
-		// Reaps it, whenever it ends.
-		err := c.cmd.Wait()
-		klog.V(2).InfoS("Serving process ended", "volume", spec.VolumeID, "pid", c.cmd.Process.Pid, "status", c.cmd.ProcessState, "err", err)
-		close(c.exited)
-	}()
+	go func() { _ = cmd.Wait() }() // the connection says when it has ended
 	return c, nil
 }
 
-func (l *Launcher) args(spec Spec) []string {
-	args := append([]string{}, l.opts.Args...)
-	if l.opts.RemoveLogs && l.opts.LogDir != "" {
-		args = append(args, "--remove-log", l.logPath(spec.VolumeID))
+// ask sends a request and waits for its answer.
+func (l *link) ask(m message, fds ...int) (answer message, err error) {
+	m.ID = 1
+	if err := l.send(m, fds...); err != nil {
+		return message{}, fmt.Errorf("%w: %w", errMountdGone, err)
 	}
-	return append(args, SpecArgs(spec, l.opts.StateDir)...)
-}
-
-func (l *Launcher) logPath(volumeID string) string {
-	return filepath.Join(l.opts.LogDir, stateName(volumeID)+".log")
-}
-
-// setLog sends the output of c to its volume's log file.
-func (l *Launcher) setLog(c *child, volumeID string) error {
-	if l.opts.LogDir == "" {
-		c.cmd.Stdout, c.cmd.Stderr = os.Stderr, os.Stderr
-		return nil
+	answer, got, err := l.receive()
+	closeAll(got)
+	switch {
+	case errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || err == nil && answer.Kind == msgBusy:
+		return message{}, errMountdGone
+	case err != nil:
+		return message{}, err
 	}
-	if err := os.MkdirAll(l.opts.LogDir, 0o700); err != nil {
-		return fmt.Errorf("log directory: %w", err)
+	volumeID := m.VolumeID
+	if m.Held != nil {
+		volumeID = m.Held.Spec.VolumeID
 	}
-	f, err := os.OpenFile(l.logPath(volumeID), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
-	if err != nil {
-		return fmt.Errorf("log file: %w", err)
-	}
-	if c.logOff, err = f.Seek(0, io.SeekEnd); err != nil {
-		return errors.Join(fmt.Errorf("log file: %w", err), f.Close())
-	}
-	c.log, c.cmd.Stdout, c.cmd.Stderr = f, f, f
-	return nil
-}
-
-func (c *child) closeLog() error {
-	if c.log == nil {
-		return nil
-	}
-	return c.log.Close()
-}
-
-// answers waits until the filesystem answers at its mount point.
-func (c *child) answers(ctx context.Context, spec Spec) error {
-	err := c.awaitReady(ctx, spec)
-	if err := errors.Join(err, c.ready.Close(), c.closeLog()); err != nil {
-		return err
-	}
-	return awaitAnswer(ctx, spec.Mountpoint)
-}
-
-// awaitReady waits for the line on the ready pipe.
-func (c *child) awaitReady(ctx context.Context, spec Spec) error {
-	stop := context.AfterFunc(ctx, func() { c.ready.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
-	line, err := bufio.NewReader(c.ready).ReadBytes('\n')
-	if ctx.Err() != nil {
-		return fmt.Errorf("volume %s: the serving process is not ready: %w", spec.VolumeID, ctx.Err())
-	}
-	if err != nil {
-		// The pipe was closed without a word: the process is ending.
-		return &ServeError{VolumeID: spec.VolumeID, Text: c.lastWords(ctx)}
-	}
-	var r readiness
-	if err := json.Unmarshal(line, &r); err != nil {
-		return &ServeError{VolumeID: spec.VolumeID, Text: fmt.Sprintf("unexpected output %q", line)}
-	}
-	if r.Error != "" {
-		return &ServeError{VolumeID: spec.VolumeID, Text: r.Error}
-	}
-	return nil
-}
-
-// lastWords describes how the process ended, with the end of its log.
-func (c *child) lastWords(ctx context.Context) string {
-	select {
-	case <-c.exited:
-	case <-ctx.Done():
-		return "it closed its ready pipe without saying why"
-	}
-	text := c.cmd.ProcessState.String()
-	if c.log == nil {
-		return text
-	}
-	const tail = 2048
-	end, err := c.log.Seek(0, io.SeekEnd)
-	if err != nil {
-		return text
-	}
-	b := make([]byte, min(tail, end-c.logOff))
-	if _, err := c.log.ReadAt(b, end-int64(len(b))); err != nil || len(b) == 0 {
-		return text
-	}
-	return text + ": " + strings.TrimSpace(string(b))
-}
-
-// tearDown removes what a Mount that fails has made: the mount and, when it
-// was started, the process.
-func tearDown(mountpoint string, c *child) error {
-	err := detachIfMounted(mountpoint)
-	if c == nil {
-		return err
-	}
-	if e := c.cmd.Process.Kill(); e != nil && !errors.Is(e, os.ErrProcessDone) {
-		err = errors.Join(err, fmt.Errorf("kill process %d: %w", c.cmd.Process.Pid, e))
-	}
-	timer := time.NewTimer(cleanupTimeout)
-	defer timer.Stop()
-	select {
-	case <-c.exited:
-	case <-timer.C:
-		err = errors.Join(err, fmt.Errorf("process %d does not end", c.cmd.Process.Pid))
-	}
-	return err
+	return answer, answer.err(volumeID)
 }
 
 // Unmount implements Mounter.
 func (l *Launcher) Unmount(ctx context.Context, volumeID, mountpoint string) error {
-	proc, locked, err := findServer(l.opts.StateDir, volumeID)
-	if err != nil {
-		return err
-	}
-	if proc == nil && locked {
-		return fmt.Errorf("volume %s is just being mounted: %w", volumeID, ErrBusy)
-	}
-	if proc == nil {
-		_, err := unmountAll(mountpoint)
-		return errors.Join(err, removeLock(l.opts.StateDir, volumeID)) // of a process that was killed
-	}
-	defer proc.Close()
 	connection, err := unmountAll(mountpoint)
 	if err != nil {
 		return err
@@ -292,11 +253,42 @@ func (l *Launcher) Unmount(ctx context.Context, volumeID, mountpoint string) err
 	if connection == 0 && l.servesElsewhere(ctx, volumeID, mountpoint) {
 		return nil
 	}
-	if err := proc.wait(ctx); err != nil {
-		return errors.Join(fmt.Errorf("volume %s: %w", volumeID, err), otherMounts(connection))
+	if err := l.awaitUnserved(ctx, volumeID); err != nil {
+		return errors.Join(err, otherMounts(connection))
 	}
 	klog.V(2).InfoS("Volume unmounted", "volume", volumeID, "mountpoint", mountpoint)
 	return nil
+}
+
+// Evict implements Mounter.
+func (l *Launcher) Evict(ctx context.Context, volumeID string) error {
+	status, err := l.Status(ctx, volumeID)
+	if errors.Is(err, ErrNotServed) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if status.Connection == 0 {
+		return fmt.Errorf("volume %s: process %d does not know its connection: kill it", volumeID, status.PID)
+	}
+	if err := fusefs.AbortConnection(status.Connection); err != nil {
+		return err
+	}
+	return l.awaitUnserved(ctx, volumeID)
+}
+
+// awaitUnserved waits until nobody serves the volume, and removes what is left
+// of it in the state directory.
+func (l *Launcher) awaitUnserved(ctx context.Context, volumeID string) error {
+	lock, err := awaitLock(ctx, lockPath(l.opts.StateDir, volumeID))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // there is no state directory: nothing was ever served
+	}
+	if err != nil {
+		return fmt.Errorf("volume %s: its server has not ended: %w", volumeID, err)
+	}
+	return errors.Join(removeFile(failedPath(l.opts.StateDir, volumeID)), removeState(l.opts.StateDir, volumeID), lock.Close())
 }
 
 // servesElsewhere reports whether the serving process says that the volume is
@@ -309,19 +301,54 @@ func (l *Launcher) servesElsewhere(ctx context.Context, volumeID, mountpoint str
 
 // Status implements Mounter.
 func (l *Launcher) Status(ctx context.Context, volumeID string) (Status, error) {
-	return callControl(ctx, l.opts.StateDir, volumeID, methodStatus)
+	return l.control(ctx, volumeID, methodStatus)
 }
 
 // Grow implements Mounter.
-func (l *Launcher) Grow(ctx context.Context, volumeID string) (Status, error) {
-	return callControl(ctx, l.opts.StateDir, volumeID, methodGrow)
+func (l *Launcher) Grow(ctx context.Context, volumeID string, devices ...string) (Status, error) {
+	return l.control(ctx, volumeID, methodGrow, devices...)
 }
 
 // Stop tells the process that serves a volume to unmount it and end. It does
 // not wait for the end.
 func (l *Launcher) Stop(ctx context.Context, volumeID string) error {
-	_, err := callControl(ctx, l.opts.StateDir, volumeID, methodStop)
+	_, err := l.control(ctx, volumeID, methodStop)
 	return err
+}
+
+// control asks the serving process. One that is just being replaced is waited
+// for, within bounds.
+func (l *Launcher) control(ctx context.Context, volumeID, method string, devices ...string) (Status, error) {
+	within, cancel := context.WithTimeout(ctx, replaceTimeout)
+	defer cancel()
+	for {
+		status, err := callControl(ctx, l.opts.StateDir, volumeID, method, devices...)
+		if !errors.Is(err, ErrNotServed) {
+			return status, err
+		}
+		_, locked, lockErr := findServer(l.opts.StateDir, volumeID)
+		if lockErr != nil || !locked {
+			return status, errors.Join(l.whyNotServed(volumeID, err), lockErr)
+		}
+		select {
+		case <-time.After(connectPoll):
+		case <-within.Done():
+			return status, fmt.Errorf("volume %s: its server is being started: %w", volumeID, within.Err())
+		}
+	}
+}
+
+// replaceTimeout is how long a question waits for a server that is being
+// started.
+const replaceTimeout = 5 * time.Second
+
+// whyNotServed adds to an error what mountd has written down.
+func (l *Launcher) whyNotServed(volumeID string, err error) error {
+	text, readErr := os.ReadFile(failedPath(l.opts.StateDir, volumeID))
+	if readErr != nil {
+		return err
+	}
+	return fmt.Errorf("%w: %s", err, strings.TrimSpace(string(text)))
 }
 
 // Forget implements Mounter.
@@ -333,8 +360,9 @@ func (l *Launcher) Forget(volumeID string) error {
 	if err != nil {
 		return err
 	}
+	err = errors.Join(removeFile(failedPath(l.opts.StateDir, volumeID)), removeFile(devicesPath(l.opts.StateDir, volumeID)))
 	if l.opts.LogDir != "" {
-		err = removeFile(l.logPath(volumeID))
+		err = errors.Join(err, removeFile(logFile(l.opts.LogDir, stateName(volumeID))))
 	}
 	return errors.Join(err, removeState(l.opts.StateDir, volumeID), lock.Close())
 }

@@ -2,7 +2,6 @@ package mountd
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs"
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/fusefs"
 )
 
@@ -22,9 +22,9 @@ type Volume interface {
 	fusefs.Filesystem
 	// Close marks the volume clean and lets go of its backing.
 	Close() error
-	// Grow takes the whole backing into use and returns the new size in
-	// bytes.
-	Grow() (uint64, error)
+	// Grow takes the whole backing and further devices into use and returns
+	// the new size in bytes. A device that is in use already is no error.
+	Grow(devices ...string) (uint64, error)
 	// Emulated reports that nothing on the volume survives a power cut: it was
 	// declared so, or its memory is volatile.
 	Emulated() bool
@@ -38,29 +38,49 @@ type Volume interface {
 	SizeBytes() uint64
 }
 
+// Resumable is implemented by volumes that can go on where another process has
+// ended in the middle of a connection.
+type Resumable interface {
+	// EndResume is called once everything that the kernel has sent again is
+	// answered.
+	EndResume() error
+	// Orphans lists the files without a name that the kernel may still use.
+	Orphans() ([]nvfs.NodeID, error)
+	// ReleaseOrphan frees one that it does not.
+	ReleaseOrphan(id nvfs.NodeID) error
+	// Detach is called instead of Close: a successor goes on.
+	Detach() error
+}
+
+// OpenOptions say how a volume is opened.
+type OpenOptions struct {
+	// Resume is the connection, by its random ID, that the volume was mounted
+	// for before; 0: none.
+	Resume uint64
+	// OnOrphan is told of files without a name that the kernel may have given
+	// up. It returns at once.
+	OnOrphan func(nvfs.NodeID)
+}
+
 // ServeOptions are what a serving process is started with.
 type ServeOptions struct {
 	Spec     Spec
 	Version  string // of the binary
 	StateDir string // "" is DefaultStateDir
-	// FuseFD is the descriptor of the mounted /dev/fuse; ReadyFD of the pipe
-	// on which readiness or the reason of failure is told; LockFD of the
-	// volume's lock. ReadyFD and LockFD may be 0: none.
-	FuseFD, ReadyFD, LockFD int
+	// FuseFD is the descriptor of the mounted /dev/fuse; LinkFD of the
+	// connection to the supervisor; LockFD of the volume's lock. LinkFD and
+	// LockFD may be 0: none.
+	FuseFD, LinkFD, LockFD int
 	// Threads and Pin place the threads that serve, as in fusefs.Options.
 	Threads int
 	Pin     []int
-	// RemoveLog is a file that is removed when all has gone well: the log that
-	// this process writes; "" is none.
-	RemoveLog string
 	// OpenVolume opens the volume. Its error is shown to whoever mounts.
-	OpenVolume func(Spec) (Volume, error)
+	OpenVolume func(Spec, OpenOptions) (Volume, error)
 }
 
-// readiness is the one line that a serving process writes to its ready pipe.
-type readiness struct {
-	Error string `json:"error,omitempty"`
-}
+// ErrHandedOver is returned by Serve when the connection was left to a
+// successor; the process ends with exit code ExitCode.
+var ErrHandedOver = errors.New("the volume was handed over")
 
 // Serve serves a volume until it is unmounted. When ctx ends, by a signal for
 // example, Serve unmounts; a mount that is busy is only taken out of sight,
@@ -70,13 +90,30 @@ func Serve(ctx context.Context, o ServeOptions) error {
 	if o.StateDir == "" {
 		o.StateDir = DefaultStateDir
 	}
-	fuseFile, ready, lock := inherit(o.FuseFD, "/dev/fuse"), inherit(o.ReadyFD, "ready"), inherit(o.LockFD, "lock")
+	fuseFile, lock := inherit(o.FuseFD, "/dev/fuse"), inherit(o.LockFD, "lock")
 	if fuseFile == nil {
 		return errors.New("no /dev/fuse descriptor was given: volumes are mounted by nvfs-csi mount, which starts this process")
 	}
 	// The process that reads what this one logs may go away first.
 	signal.Ignore(unix.SIGPIPE)
-	return serveFiles(ctx, o, fuseFile, ready, lock)
+	resume, err := resumptionFromEnv()
+	if err != nil {
+		return err
+	}
+	link, err := inheritLink(o.LinkFD)
+	if err != nil {
+		return err
+	}
+	return serveFiles(ctx, &server{opts: o, resume: resume, link: link, fuseFile: fuseFile}, lock)
+}
+
+// ExitCode is the exit code of a process in which Serve has returned err, 0
+// meaning any.
+func ExitCode(err error) int {
+	if errors.Is(err, ErrHandedOver) {
+		return exitHandedOver
+	}
+	return 0
 }
 
 // ServeForeground mounts a volume and serves it in the calling process until
@@ -89,7 +126,8 @@ func ServeForeground(ctx context.Context, o ServeOptions) error {
 	if err != nil {
 		return err
 	}
-	if err := serveFiles(ctx, o, fuseFile, nil, lock); err != nil {
+	s := &server{opts: o, resume: &resumption{First: true}, fuseFile: fuseFile}
+	if err := serveFiles(ctx, s, lock); err != nil {
 		return errors.Join(err, detachIfMounted(o.Spec.Mountpoint))
 	}
 	return nil
@@ -109,6 +147,7 @@ func prepare(spec Spec, stateDir string) (lock, fuseFile *os.File, err error) {
 	if err = clearMountpoint(spec.Mountpoint); err == nil {
 		fuseFile, err = fusefs.Mount(spec.Mountpoint, fusefs.MountOptions{
 			Source: spec.Path, ReadOnly: spec.ReadOnly, AllowOther: spec.AllowOther, Flags: spec.MountFlags,
+			Transport: spec.Transport,
 		})
 	}
 	if err != nil {
@@ -117,24 +156,32 @@ func prepare(spec Spec, stateDir string) (lock, fuseFile *os.File, err error) {
 	return lock, fuseFile, nil
 }
 
-// serveFiles serves a mounted volume; ready and lock may be nil. It closes the
-// files.
-func serveFiles(ctx context.Context, o ServeOptions, fuseFile, ready, lock *os.File) (err error) {
-	defer fuseFile.Close()
-	s := &server{opts: o, ready: ready}
+// serveFiles serves a mounted volume; lock may be nil. It closes the files.
+func serveFiles(ctx context.Context, s *server, lock *os.File) (err error) {
+	o := s.opts
+	defer s.fuseFile.Close()
 	defer func() { s.tellReady(err) }()
+	if err := s.awaitGo(); err != nil {
+		return err
+	}
 	if lock != nil {
-		// A process that has started this one and is not done with the mount
-		// still holds the lock, and removes its file itself.
-		defer func() { err = errors.Join(err, dropLock(lock, o.StateDir, o.Spec.VolumeID)) }()
+		// The supervisor still holds the lock, unless it has died, and removes
+		// its file itself.
+		defer func() {
+			if errors.Is(err, ErrHandedOver) {
+				lock.Close()
+			} else {
+				err = errors.Join(err, dropLock(lock, o.StateDir, o.Spec.VolumeID))
+			}
+		}()
 		if err := writePID(lock, os.Getpid()); err != nil {
 			return err
 		}
 	}
-	if err := s.run(ctx, fuseFile); err != nil || o.RemoveLog == "" {
+	if err := s.run(ctx); err != nil || !s.resume.RemoveLog || s.resume.LogDir == "" {
 		return err
 	}
-	return removeFile(o.RemoveLog)
+	return removeFile(logFile(s.resume.LogDir, stateName(o.Spec.VolumeID)))
 }
 
 // inherit takes over a descriptor that the parent has left open; nil for 0.
@@ -149,53 +196,85 @@ func inherit(fd int, name string) *os.File {
 // server is the life of one serving process.
 type server struct {
 	opts       ServeOptions
+	resume     *resumption
+	fuseFile   *os.File
+	link       *link // to the supervisor; nil: none
 	volume     Volume
 	transport  fusefs.Transport
 	connection int // of the mount; 0: not seen
+	orphans    orphans
+	replay     *replayNote
 
-	ready    *os.File
-	told     sync.Once
-	stopping sync.Once
+	told       sync.Once
+	stopping   sync.Once
+	handedOver atomic.Bool
+	endServing context.CancelFunc
 
+	devices   deviceList // taken into use since the mount
 	faults    atomic.Uint64
 	lastFault atomic.Pointer[string]
 }
 
-func (s *server) run(ctx context.Context, fuseFile *os.File) error {
+func (s *server) run(ctx context.Context) error {
 	spec := s.opts.Spec
-	volume, err := s.opts.OpenVolume(spec)
+	if err := s.devices.load(s.opts.StateDir, spec.VolumeID, s.resume.Instance); err != nil {
+		return err
+	}
+	spec.Devices = s.devices.with(spec.Devices)
+	volume, err := s.opts.OpenVolume(spec, OpenOptions{Resume: s.resumedID(), OnOrphan: s.orphans.add})
 	if err != nil {
 		return err
 	}
 	s.volume = volume
-	err = s.serve(ctx, fuseFile)
+	err = s.serve(ctx)
+	if s.handedOver.Load() {
+		if r, ok := volume.(Resumable); ok {
+			err = errors.Join(err, r.Detach())
+		}
+		klog.V(2).InfoS("Volume handed over", "volume", spec.VolumeID, "path", spec.Path)
+		return errors.Join(ErrHandedOver, err)
+	}
+	if r, ok := volume.(Resumable); ok && err != nil && connectionAlive(int(s.fuseFile.Fd())) {
+		// A successor goes on, with the deleted files that are open.
+		return errors.Join(err, r.Detach())
+	}
 	// The connection may have ended by an error: whatever was acknowledged is
 	// durable, so the volume is as clean as after an unmount.
-	closeErr := volume.Close()
+	closeErr := errors.Join(volume.Close(), removeFile(devicesPath(s.opts.StateDir, spec.VolumeID)))
 	klog.V(2).InfoS("Volume closed", "volume", spec.VolumeID, "path", spec.Path)
 	return errors.Join(err, closeErr)
 }
 
-func (s *server) serve(ctx context.Context, fuseFile *os.File) error {
+func (s *server) serve(ctx context.Context) error {
 	spec := s.opts.Spec
 	if err := s.findConnection(); err != nil {
 		return err
 	}
-	t, err := fusefs.NewTransport(fuseFile, s.volume, fusefs.Options{
+	o := fusefs.Options{
 		Transport: spec.Transport,
 		Cache:     fusefs.CacheMode(spec.Cache),
 		Threads:   s.opts.Threads,
 		Pin:       s.opts.Pin,
 		OnPanic:   s.fault,
+		OnSession: s.saveSession,
 		OnReady: func(fusefs.Session) {
 			klog.V(2).InfoS("Serving", "volume", spec.VolumeID, "path", spec.Path, "mountpoint", spec.Mountpoint, "flush", s.volume.Flush())
 			s.tellReady(nil)
 		},
-	})
+	}
+	if err := s.continueConnection(&o); err != nil {
+		return err
+	}
+	defer s.replay.close()
+	defer s.orphans.stop()
+	t, err := fusefs.NewTransport(s.fuseFile, s.volume, o)
 	if err != nil {
 		return err
 	}
 	s.transport = t
+	serving, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	s.endServing = end
 	control, err := listenControl(s.opts.StateDir, spec.VolumeID, s)
 	if err != nil {
 		return err
@@ -208,11 +287,14 @@ func (s *server) serve(ctx context.Context, fuseFile *os.File) error {
 		defer unmounting.Done()
 		s.stop()
 	})
-	err = t.Serve(context.WithoutCancel(ctx))
+	err = t.Serve(serving)
 	if cancel() {
 		unmounting.Done()
 	}
 	unmounting.Wait()
+	if s.handedOver.Load() && errors.Is(err, context.Canceled) {
+		err = nil
+	}
 	return errors.Join(err, control.Close())
 }
 
@@ -228,19 +310,18 @@ func (s *server) findConnection() error {
 	return nil
 }
 
-// tellReady writes to the ready pipe, once; later calls are ignored.
+// tellReady tells the supervisor, once; later calls are ignored.
 func (s *server) tellReady(err error) {
 	s.told.Do(func() {
-		if s.ready == nil {
+		if s.link == nil {
 			return
 		}
-		var r readiness
+		m := message{Kind: msgReady}
 		if err != nil {
-			r.Error = err.Error()
+			m.Kind, m.Error, m.ErrorKind = msgFailed, err.Error(), errorServe
 		}
-		// A parent that has gone does not want to know.
-		_ = json.NewEncoder(s.ready).Encode(r)
-		s.ready.Close()
+		// A supervisor that has gone does not want to know.
+		_ = s.link.send(m)
 	})
 }
 
@@ -269,9 +350,16 @@ func (s *server) stop() {
 }
 
 // grow implements controlTarget.
-func (s *server) grow() error {
-	size, err := s.volume.Grow()
+func (s *server) grow(devices []string) error {
+	refused, err := s.devices.add(s.opts.StateDir, s.opts.Spec.VolumeID, s.resume.Instance, devices)
 	if err != nil {
+		return err
+	}
+	size, err := s.volume.Grow(devices...)
+	if err != nil {
+		if !s.volume.ReadOnly() { // else it may have them, and the next mount says so
+			err = errors.Join(err, refused())
+		}
 		return err
 	}
 	klog.V(2).InfoS("Volume grown", "volume", s.opts.Spec.VolumeID, "bytes", size)
@@ -286,19 +374,24 @@ func (s *server) status() Status {
 		cache = string(fusefs.CacheThrough)
 	}
 	return Status{
-		Protocol:   ControlProtocol,
-		Version:    s.opts.Version,
-		PID:        os.Getpid(),
-		VolumeID:   spec.VolumeID,
-		Path:       spec.Path,
-		Mountpoint: spec.Mountpoint,
-		Flush:      s.volume.Flush(),
-		Cache:      cache,
-		Transport:  s.transport.Name(),
-		Emulated:   spec.Emulated || s.volume.Emulated(),
-		ReadOnly:   spec.ReadOnly || s.volume.ReadOnly(),
-		Health:     s.health(),
-		SizeBytes:  s.volume.SizeBytes(),
+		Protocol:        ControlProtocol,
+		Version:         s.opts.Version,
+		PID:             os.Getpid(),
+		VolumeID:        spec.VolumeID,
+		Path:            spec.Path,
+		Devices:         s.devices.with(spec.Devices),
+		Mountpoint:      spec.Mountpoint,
+		Flush:           s.volume.Flush(),
+		Cache:           cache,
+		Transport:       s.transport.Name(),
+		TransportReason: s.transport.Reason(),
+		Emulated:        spec.Emulated || s.volume.Emulated(),
+		ReadOnly:        spec.ReadOnly || s.volume.ReadOnly(),
+		Health:          s.health(),
+		SizeBytes:       s.volume.SizeBytes(),
+		Connection:      max(s.connection, s.resume.Connection),
+		Restarts:        s.resume.Restarts,
+		LastDeath:       s.resume.LastDeath,
 	}
 }
 

@@ -1,6 +1,7 @@
 package mountd
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -56,6 +58,18 @@ func lockPath(stateDir, volumeID string) string {
 	return filepath.Join(stateDir, stateName(volumeID)+".lock")
 }
 
+// replayPath is where a server notes which request that was sent again it is
+// executing.
+func replayPath(stateDir, volumeID string) string {
+	return filepath.Join(stateDir, stateName(volumeID)+".replay")
+}
+
+// failedPath is where it is written down why a volume is not served any more
+// although nobody has unmounted it.
+func failedPath(stateDir, volumeID string) string {
+	return filepath.Join(stateDir, stateName(volumeID)+".failed")
+}
+
 // makeStateDir makes the state directory. Who may enter it may stop volumes.
 func makeStateDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -94,12 +108,34 @@ func takeLock(stateDir, volumeID string) (*os.File, error) {
 
 // openLock locks a volume and leaves in the file who served it last.
 func openLock(stateDir, volumeID string) (*os.File, error) {
+	f, err := lockNamed(lockPath(stateDir, volumeID))
+	var locked *lockedError
+	if errors.As(err, &locked) {
+		return nil, fmt.Errorf("volume %s: %w%s", volumeID, ErrInUse, locked.by)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("volume lock: %w", err)
+	}
+	return f, nil
+}
+
+// errLocked means that another process holds a lock file.
+var errLocked = errors.New("it is locked")
+
+type lockedError struct{ by string }
+
+func (e *lockedError) Error() string { return errLocked.Error() + e.by }
+func (e *lockedError) Unwrap() error { return errLocked }
+
+// lockNamed locks a file, which is made if need be; errLocked when another
+// process has it.
+func lockNamed(path string) (*os.File, error) {
 	for {
-		f, err := os.OpenFile(lockPath(stateDir, volumeID), os.O_RDWR|os.O_CREATE, 0o600)
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 		if err != nil {
-			return nil, fmt.Errorf("volume lock: %w", err)
+			return nil, err
 		}
-		if err := lockFile(f, volumeID); err != nil {
+		if err := lockFile(f); err != nil {
 			return nil, errors.Join(err, f.Close())
 		}
 		current, err := isCurrent(f)
@@ -107,22 +143,77 @@ func openLock(stateDir, volumeID string) (*os.File, error) {
 			return f, nil
 		}
 		if err := errors.Join(err, f.Close()); err != nil {
-			return nil, fmt.Errorf("volume lock: %w", err)
+			return nil, err
 		}
 		// It was removed between being opened and being locked.
 	}
 }
 
-func lockFile(f *os.File, volumeID string) error {
+// awaitLock is lockNamed that waits until the lock is free, or ctx ends.
+func awaitLock(ctx context.Context, path string) (*os.File, error) {
+	for {
+		f, err := lockNamed(path)
+		if err == nil || !errors.Is(err, errLocked) {
+			return f, err
+		}
+		if err := awaitHolder(ctx, path); err != nil {
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+	}
+}
+
+// lockPoll is how often a lock is tried whose holder cannot be waited for: it
+// has not written down its number yet, or lives in another PID namespace. A
+// wait in the kernel could not be ended.
+const lockPoll = 20 * time.Millisecond
+
+// holderPoll is how often a lock is tried whose holder is waited for.
+const holderPoll = 500 * time.Millisecond
+
+// awaitHolder returns when the holder of a lock may have ended.
+func awaitHolder(ctx context.Context, path string) error {
+	probe, err := openProbe(path)
+	if err != nil || probe == nil {
+		return err
+	}
+	defer probe.Close()
+	proc, err := probe.process()
+	if err != nil {
+		return err
+	}
+	if proc != nil {
+		defer proc.Close()
+		// It may give the lock up and live on.
+		within, cancel := context.WithTimeout(ctx, holderPoll)
+		defer cancel()
+		if err := proc.wait(within); err != nil && ctx.Err() != nil {
+			return err
+		}
+		return nil
+	}
+	select {
+	case <-time.After(lockPoll):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// unlockNamed gives up a lock and removes its file.
+func unlockNamed(f *os.File) error {
+	return errors.Join(removeFile(f.Name()), f.Close())
+}
+
+func lockFile(f *os.File) error {
 	lk := unix.Flock_t{Type: unix.F_WRLCK}
 	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lk)
 	switch err {
 	case nil:
 		return nil
 	case unix.EAGAIN, unix.EACCES:
-		return fmt.Errorf("volume %s: %w%s", volumeID, ErrInUse, servedBy(f))
+		return &lockedError{servedBy(f)}
 	}
-	return fmt.Errorf("volume lock %s: %w", f.Name(), err)
+	return fmt.Errorf("lock %s: %w", f.Name(), err)
 }
 
 // isCurrent reports whether the path of a lock file still names it.
@@ -164,7 +255,7 @@ func removeState(stateDir, volumeID string) error {
 	if err == nil {
 		err = removeFile(socket)
 	}
-	return errors.Join(err, removeFile(lockPath(stateDir, volumeID)))
+	return errors.Join(err, removeFile(replayPath(stateDir, volumeID)), removeFile(lockPath(stateDir, volumeID)))
 }
 
 func removeFile(path string) error {
@@ -181,17 +272,30 @@ func servedBy(lock *os.File) string {
 	return ""
 }
 
-// writePID records the serving process in the lock file that it holds.
+// writePID records the serving process in the lock file that it holds, with
+// the PID namespace in which that number means something.
 func writePID(lock *os.File, pid int) error {
-	if _, err := lock.WriteAt([]byte(strconv.Itoa(pid)+"\n"), 0); err != nil {
+	line := fmt.Sprintf("%d %d\n", pid, pidNamespace())
+	if _, err := lock.WriteAt([]byte(line), 0); err != nil {
 		return fmt.Errorf("volume lock: %w", err)
 	}
 	return nil
 }
 
-// readPID returns 0 when the file names no process yet.
+// pidNamespace names the PID namespace of this process; 0 when it is not
+// known.
+func pidNamespace() uint64 {
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil {
+		return 0
+	}
+	return st.Ino
+}
+
+// readPID returns 0 when the file names no process yet, or one in another PID
+// namespace.
 func readPID(lock *os.File) (int, error) {
-	b := make([]byte, 32)
+	b := make([]byte, 64)
 	n, err := lock.ReadAt(b, 0)
 	if err != nil && err != io.EOF {
 		return 0, err
@@ -200,22 +304,26 @@ func readPID(lock *os.File) (int, error) {
 	if !ok {
 		return 0, nil
 	}
-	return strconv.Atoi(line)
+	pid, namespace, _ := strings.Cut(line, " ")
+	if namespace != strconv.FormatUint(pidNamespace(), 10) {
+		return 0, nil
+	}
+	return strconv.Atoi(pid)
 }
 
 // lockProbe looks at a volume's lock without ever holding it.
 type lockProbe struct{ f *os.File }
 
-// openProbe returns nil when the volume has no lock file: it has not been
-// served.
-func openProbe(stateDir, volumeID string) (*lockProbe, error) {
+// openProbe returns nil when there is no such lock file: a volume that has
+// none is not served.
+func openProbe(path string) (*lockProbe, error) {
 	// OFD locks are asked about through a descriptor that could take them.
-	f, err := os.OpenFile(lockPath(stateDir, volumeID), os.O_RDWR, 0)
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("volume lock: %w", err)
+		return nil, fmt.Errorf("lock: %w", err)
 	}
 	return &lockProbe{f}, nil
 }
@@ -258,7 +366,7 @@ func (p *lockProbe) process() (*process, error) {
 // one that is only about to serve it.
 func findServer(stateDir, volumeID string) (proc *process, locked bool, err error) {
 	for {
-		probe, err := openProbe(stateDir, volumeID)
+		probe, err := openProbe(lockPath(stateDir, volumeID))
 		if probe == nil || err != nil {
 			return nil, false, err
 		}

@@ -48,12 +48,12 @@ func TestMakeStateDir(t *testing.T) {
 
 func TestLock(t *testing.T) {
 	dir := t.TempDir()
-	if p, err := openProbe(dir, "vol-1"); p != nil || err != nil {
+	if p, err := openProbe(lockPath(dir, "vol-1")); p != nil || err != nil {
 		t.Errorf("probe of a volume that was never served: %v, %v", p, err)
 	}
 	lock, err := takeLock(dir, "vol-1")
 	must(t, err)
-	probe, err := openProbe(dir, "vol-1")
+	probe, err := openProbe(lockPath(dir, "vol-1"))
 	must(t, err)
 	defer probe.Close()
 	check := func(wantLocked bool, wantPID int) {

@@ -1,0 +1,162 @@
+package mountd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// A server is exchanged while its volume is in use. The new one is started
+// first and waits; then the old one answers what it has read, lets go of the
+// volume and ends; then the new one opens the volume and reads on. Nothing is
+// sent again, and users notice a pause, the shorter because the new process
+// need not be started in it.
+
+// exchangeTimeout bounds how long an old server takes to end.
+const exchangeTimeout = 10 * time.Second
+
+// exchangeFor replaces a server of this process's own, whose end ended says.
+// It returns nil without an error when that has ended, but the new one does
+// not answer.
+func (v *volume) exchangeFor(ended <-chan struct{}) (*daemon, error) {
+	v.mu.Lock()
+	lock := v.lock
+	v.mu.Unlock()
+	next, err := v.standby(lock)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(v.s.ctx, exchangeTimeout)
+	defer cancel()
+	start := time.Now()
+	if _, err := callControl(ctx, v.s.opts.StateDir, v.id(), methodHandOver); err != nil {
+		return nil, errors.Join(err, v.stopServer(next))
+	}
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		return nil, errors.Join(errors.New("the old server does not end"), v.stopServer(next))
+	}
+	return v.takeOver(next, start)
+}
+
+// standby starts a server that waits until it is told to go.
+func (v *volume) standby(lock *os.File) (*daemon, error) {
+	v.mu.Lock()
+	held := v.held
+	r := resumption{Instance: held.Instance, Connection: held.Connection, Session: held.Session, Wait: true,
+		Restarts: v.restarts, LogDir: held.LogDir, RemoveLog: held.RemoveLog}
+	v.mu.Unlock()
+	if held.Session == nil {
+		return nil, errors.New("its session is not known yet")
+	}
+	next, err := v.s.startDaemon(held, r, v.fd, lock)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(v.s.ctx, readyTimeout)
+	defer cancel()
+	if err := next.expect(ctx, msgWaiting, func(message) error { return nil }); err != nil {
+		next.kill()
+		next.close()
+		return nil, err
+	}
+	return next, nil
+}
+
+// takeOver lets a server that waits go; the one before has ended.
+func (v *volume) takeOver(next *daemon, start time.Time) (*daemon, error) {
+	v.mu.Lock()
+	v.daemon = next
+	v.mu.Unlock()
+	v.watch.reset()
+	err := next.link.send(message{Kind: msgGo})
+	if err == nil {
+		err = v.awaitReady(next)
+	}
+	if err != nil {
+		klog.ErrorS(err, "The new server of a volume has failed", "volume", v.id())
+		return nil, v.stopServer(next)
+	}
+	klog.InfoS("The server of a volume was replaced", "volume", v.id(), "pid", next.cmd.Process.Pid, "pause", time.Since(start))
+	return next, nil
+}
+
+// exchangeStranger replaces a server that another mountd has started, and that
+// holds the volume's lock: the new one gets the lock file and, once the old one
+// has ended, the lock. It returns nil without an error when that has happened,
+// but the new one does not answer.
+func (v *volume) exchangeStranger() (*daemon, error) {
+	lock, err := os.OpenFile(lockPath(v.s.opts.StateDir, v.id()), os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("volume lock: %w", err)
+	}
+	next, err := v.standby(lock)
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	ctx, cancel := context.WithTimeout(v.s.ctx, exchangeTimeout)
+	defer cancel()
+	start := time.Now()
+	_, err = callControl(ctx, v.s.opts.StateDir, v.id(), methodHandOver)
+	for err == nil {
+		if err = lockFile(lock); err == nil || !errors.Is(err, errLocked) {
+			break
+		}
+		select {
+		case <-time.After(time.Millisecond):
+			err = nil
+		case <-ctx.Done():
+			err = errors.New("the old server does not end")
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, v.stopServer(next), lock.Close())
+	}
+	v.mu.Lock()
+	v.lock = lock
+	v.mu.Unlock()
+	return v.takeOver(next, start)
+}
+
+// exchangeAll replaces all servers by ones of this binary, one after the
+// other.
+func (s *supervisor) exchangeAll() {
+	for _, v := range s.list() {
+		status, err := callControl(s.ctx, s.opts.StateDir, v.id(), methodStatus)
+		if err != nil {
+			klog.ErrorS(err, "A server is not replaced", "volume", v.id())
+			continue
+		}
+		select {
+		case v.exchange <- struct{}{}:
+		default:
+		}
+		if err := s.awaitOther(v, status.PID); err != nil {
+			klog.ErrorS(err, "A server is not replaced", "volume", v.id())
+		}
+	}
+}
+
+// awaitOther returns when another process than pid serves the volume.
+func (s *supervisor) awaitOther(v *volume, pid int) error {
+	ctx, cancel := context.WithTimeout(s.ctx, exchangeTimeout)
+	defer cancel()
+	for {
+		status, err := callControl(ctx, s.opts.StateDir, v.id(), methodStatus)
+		if err == nil && status.PID != pid {
+			return nil
+		}
+		select {
+		case <-v.done:
+			return nil
+		case <-ctx.Done():
+			return fmt.Errorf("process %d still serves it", pid)
+		case <-time.After(keeperPoll):
+		}
+	}
+}

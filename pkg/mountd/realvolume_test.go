@@ -1,0 +1,78 @@
+package mountd
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs"
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/fusefs"
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/mkfs"
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
+)
+
+// realSuffix is appended to the path of a test's volume for the file in which
+// the volume itself is.
+const realSuffix = ".img"
+
+func openImage(path string) (*pmem.Mapping, error) {
+	return pmem.Open(path, pmem.Options{Mode: pmem.NT, Emulated: true})
+}
+
+// makeVolume makes a real volume.
+func makeVolume(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Create(path)
+	must(t, err)
+	must(t, errors.Join(f.Truncate(32<<20), f.Close()))
+	space, err := openImage(path)
+	must(t, err)
+	_, err = mkfs.Format(space, mkfs.Options{})
+	must(t, errors.Join(err, space.Close()))
+}
+
+// newVolumeOn is a further volume on a test's node.
+func newVolumeOn(n *node, id string) Spec {
+	n.t.Helper()
+	spec := n.spec
+	spec.VolumeID = id
+	spec.Path = filepath.Join(filepath.Dir(n.spec.Path), id)
+	spec.Mountpoint = n.t.TempDir()
+	must(n.t, os.WriteFile(spec.Path, nil, 0o600))
+	return spec
+}
+
+// realVolume is the engine on a file; its marker file says what the volume's
+// clean mark does.
+type realVolume struct {
+	testVolume
+	fs *nvfs.FS
+}
+
+var _ Resumable = (*realVolume)(nil)
+
+// isReal reports whether the volume is one.
+func isReal(spec Spec) bool {
+	_, err := os.Stat(spec.Path + realSuffix)
+	return err == nil
+}
+
+func openRealVolume(spec Spec, o OpenOptions) (Volume, error) {
+	space, err := openImage(spec.Path + realSuffix)
+	if err != nil {
+		return nil, err
+	}
+	fs, err := nvfs.Mount(space, nvfs.Options{Resume: o.Resume, OnOrphan: o.OnOrphan})
+	if err != nil {
+		return nil, errors.Join(err, space.Close())
+	}
+	return &realVolume{testVolume: testVolume{space: space, path: spec.Path}, fs: fs}, nil
+}
+
+func (v *realVolume) NewWorker() (fusefs.Worker, error)  { return v.fs.NewWorker() }
+func (v *realVolume) Close() error                       { return errors.Join(v.fs.Unmount(), v.testVolume.Close()) }
+func (v *realVolume) EndResume() error                   { return v.fs.EndResume() }
+func (v *realVolume) Orphans() ([]nvfs.NodeID, error)    { return v.fs.Orphans() }
+func (v *realVolume) ReleaseOrphan(id nvfs.NodeID) error { return v.fs.ReleaseOrphan(id) }
+func (v *realVolume) Detach() error                      { v.fs.Detach(); return v.space.Close() }

@@ -1,0 +1,54 @@
+// Package chaos kills the processes behind mounted volumes, one at a time and
+// in seeded random order, while applications use the volumes, and upgrades them
+// in between. The applications must not notice: no error, no difference, only
+// pauses, which are measured. It needs root, /dev/fuse and fio.
+package chaos
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// program is the program under test.
+var program string
+
+func TestMain(m *testing.M) {
+	code, err := runTests(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func runTests(m *testing.M) (code int, err error) {
+	if os.Getuid() != 0 {
+		return 1, errors.New("these tests mount filesystems: run them as root")
+	}
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		return 1, fmt.Errorf("these tests mount over FUSE: %w (modprobe fuse)", err)
+	}
+	for _, tool := range []string{"fio", "unshare"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			return 1, fmt.Errorf("%w: run test/setup.sh", err)
+		}
+	}
+	if program = os.Getenv("NVFS_CSI"); program == "" {
+		dir, err := os.MkdirTemp("", "nvfs-chaos-bin-")
+		if err != nil {
+			return 1, err
+		}
+		defer os.RemoveAll(dir)
+		program = filepath.Join(dir, "nvfs-csi")
+		build := exec.Command("go", "build", "-buildvcs=false", "-o", program, "../../cmd/nvfs-csi")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			return 1, fmt.Errorf("build: %w\n%s", err, out)
+		}
+	}
+	return m.Run(), nil
+}
