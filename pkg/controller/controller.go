@@ -49,8 +49,10 @@ func (o *Options) Validate() error {
 			errs = append(errs, fmt.Errorf("%s is missing", flag))
 		}
 	}
-	if _, err := labels.Parse(o.NodeSelector); err != nil || o.NodeSelector == "" {
-		errs = append(errs, fmt.Errorf("--node-selector %q must select the node pods: %w", o.NodeSelector, errors.Join(err)))
+	if o.NodeSelector == "" {
+		errs = append(errs, errors.New("--node-selector is missing"))
+	} else if _, err := labels.Parse(o.NodeSelector); err != nil {
+		errs = append(errs, fmt.Errorf("--node-selector: %w", err))
 	}
 	if o.NodePort <= 0 || o.NodePort > 65535 {
 		errs = append(errs, fmt.Errorf("--node-port %d is not a port", o.NodePort))
@@ -79,7 +81,8 @@ func Run(ctx context.Context, client kubernetes.Interface, o Options) error {
 	return group.Wait()
 }
 
-// watcher looks at the cluster. All but changed belongs to the goroutine of run.
+// watcher looks at the cluster. All but changed belongs to the goroutine of
+// run.
 type watcher struct {
 	client   kubernetes.Interface
 	options  Options

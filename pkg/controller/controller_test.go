@@ -29,7 +29,7 @@ func twoNodes() nodes {
 }
 
 func class(name string, parameters ...string) *storagev1.StorageClass {
-	c := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: driver.Name, Parameters: map[string]string{}}
+	c := &storagev1.StorageClass{TypeMeta: metav1.TypeMeta{Kind: "StorageClass", APIVersion: "storage.k8s.io/v1"}, ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: driver.Name, Parameters: map[string]string{}}
 	for i := 0; i < len(parameters); i += 2 {
 		c.Parameters[parameters[i]] = parameters[i+1]
 	}
