@@ -36,9 +36,17 @@ var unsafeFiles = map[string]string{
 	"pkg/nvfs/fusefs/dev.go":       "readv and writev of FUSE messages",
 	"pkg/nvfs/fusefs/handler.go":   "wire structures in FUSE buffers",
 	"pkg/nvfs/fusefs/interrupt.go": "wire structures in FUSE buffers",
+	"pkg/nvfs/fusefs/listing.go":   "wire structures in FUSE buffers",
 	"pkg/nvfs/fusefs/names.go":     "wire structures in FUSE buffers",
 	"pkg/nvfs/fusefs/readdir.go":   "wire structures in FUSE buffers",
 	"pkg/nvfs/fusefs/wire.go":      "wire structures in FUSE buffers",
+	"pkg/nvfs/fusefs/resume.go":    "notifications to the kernel",
+
+	"pkg/nvfs/fusefs/uring_executor.go": "wire structures in the memory of a ring",
+	"pkg/nvfs/fusefs/uring_long.go":     "wire structures in the memory of a ring",
+	"pkg/nvfs/fusefs/uring_memory.go":   "wire structures in the memory of a ring",
+	"pkg/nvfs/fusefs/uring_ring.go":     "io_uring system calls and rings",
+	"pkg/mountd/service.go":             "the process that waitid(2) has found",
 }
 
 // readers are functions outside the module that only read the bytes they are

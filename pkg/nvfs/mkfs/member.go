@@ -61,13 +61,14 @@ func UsableMember(ctx context.Context, d Device, volume *layout.Superblock) (uui
 		return uuid, fmt.Errorf("%w: %d bytes; at least %d are needed", ErrTooSmall, size, uint64(layout.MinBlocks*layout.BlockSize))
 	}
 	n := min(size, probeWindow)
-	im := &image{head: make([]byte, n), tail: make([]byte, n), size: size}
-	if _, err := d.ReadAt(im.head, 0); err != nil {
+	head, tail := make([]byte, n), make([]byte, n)
+	if _, err := d.ReadAt(head, 0); err != nil {
 		return uuid, err
 	}
-	if _, err := d.ReadAt(im.tail, int64(size-n)); err != nil {
+	if _, err := d.ReadAt(tail, int64(size-n)); err != nil {
 		return uuid, err
 	}
+	im := &image{head: head, tail: tail, size: size}
 	found, err := im.prove(ctx, im.classify(), d.NextData, chunksOf(d))
 	switch {
 	case err != nil:
