@@ -27,6 +27,7 @@ type calibrator struct {
 	file    string
 	regions []ndctl.EmulatedRegion
 	budget  time.Duration
+	system  *ndctl.System // the machine's regions; nil with emulated ones
 }
 
 // newCalibrator takes regions as --emulate describes them.
@@ -67,6 +68,9 @@ func (c *calibrator) run(ctx context.Context) {
 		if err := c.calibrate(ctx, region); err != nil && ctx.Err() == nil {
 			klog.ErrorS(err, "Calibration failed; flush mode auto uses the default", "region", region.Dir, "file", c.file)
 		}
+	}
+	if c.system != nil {
+		c.runSystem(ctx, c.system)
 	}
 }
 

@@ -34,7 +34,7 @@ func describeRegion(r ndctl.Region) discoveredRegion {
 		remarks = append(remarks, "emulated")
 	}
 	if r.BadBytes > 0 {
-		remarks = append(remarks, fmt.Sprintf("%d bytes cannot be read (poison): ndctl list -RM shows where, docs/poison.md what to do", r.BadBytes))
+		remarks = append(remarks, fmt.Sprintf("%d bytes cannot be read (poison): ndctl list -RM shows where, docs/persistent-memory.md what to do", r.BadBytes))
 	}
 	if r.Unusable == "" && r.PersistenceDomain == ndctl.DomainUnknown {
 		remarks = append(remarks, "the firmware does not say what a power cut leaves: eadr is not allowed")

@@ -37,8 +37,9 @@ type KernelFilesystem struct {
 	UUID string
 }
 
-// xfsMinimum is what mkfs.xfs needs at least, in bytes.
-const xfsMinimum = 300 << 20
+// xfsMinimum is the smallest xfs, in bytes: its log of 64 MiB has to fit into an
+// allocation group, of which there are four.
+const xfsMinimum = 512 << 20
 
 // kernel reports whether the volume is not NVFS: it has a filesystem of the
 // kernel, or none (raw block).

@@ -156,7 +156,7 @@ func (d *Driver) idleNamespaces(ctx context.Context, p Params, regions []ndctl.R
 	var idle []ndctl.Namespace
 	for _, ns := range all {
 		inRegion := slices.ContainsFunc(regions, func(r ndctl.Region) bool { return r.Name == ns.Region })
-		if !inRegion || taken[ns.Name] || isOurID(ns.Name) || furtherPattern.MatchString(ns.Name) || ns.InUse || ns.Lost != "" || ns.Mode != p.namespaceMode() {
+		if !inRegion || taken[ns.Name] || isOurID(ns.Name) || furtherPattern.MatchString(ns.Name) || ndctl.IsScratch(ns.Name) || ns.InUse || ns.Lost != "" || ns.Mode != p.namespaceMode() {
 			continue
 		}
 		if found, err := d.volumes.Probe(ctx, ns.Device); err == nil && found.Content == ContentBlank {

@@ -34,3 +34,14 @@ func isNameByte(c byte) bool {
 	}
 	return c == '.' || c == '_' || c == '-'
 }
+
+// scratchPrefix begins the names of namespaces that exist for a measurement
+// only.
+const scratchPrefix = "nvfs-scratch-"
+
+// ScratchName is the name of the namespace on which a region is measured.
+func ScratchName(region string) string { return scratchPrefix + region }
+
+// IsScratch reports whether a namespace holds nothing that anybody needs and
+// will soon be gone: it must not be given to a volume.
+func IsScratch(name string) bool { return strings.HasPrefix(name, scratchPrefix) }

@@ -58,7 +58,7 @@ func prepareAndRun(m *testing.M) (int, error) {
 // prepare makes the images and builds what runs in the guest.
 func prepare(ctx context.Context, work string) (machine, error) {
 	builder := jobBuilder{repository: "../../..", work: work}
-	m := machine{accelerator: tcg, timeout: 2 * time.Minute}
+	m := machine{accelerator: tcg, timeout: 4 * time.Minute}
 	var init string
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() (err error) { m.images, err = cachedImages(gctx); return err })

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -16,6 +17,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem/ndctl"
 )
 
 // callTimeout bounds one call to the driver: ten times what a machine needs.
@@ -41,6 +45,7 @@ func startDriver(t *testing.T) *driver {
 		t.Fatal(err)
 	}
 	d.start(t)
+	d.awaitCalibration(t)
 	t.Cleanup(func() {
 		d.end(t, syscall.SIGTERM)
 		if t.Failed() {
@@ -58,7 +63,7 @@ func (d *driver) start(t *testing.T) {
 	}
 	defer log.Close()
 	d.cmd = exec.Command("nvfs-csi", "node", "--v=4", "--endpoint="+d.endpoint(), "--node-id=guest", "--state-dir="+stateDir,
-		"--kubelet-dir="+d.dir, "--run-dir="+filepath.Join(d.dir, "run"), "--calibration-file="+filepath.Join(d.dir, "calibration.json"))
+		"--kubelet-dir="+d.dir, "--run-dir="+filepath.Join(d.dir, "run"), "--calibration-file="+d.calibrationFile())
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	d.exited = make(chan struct{})
 	if err := d.cmd.Start(); err != nil {
@@ -77,6 +82,40 @@ func (d *driver) start(t *testing.T) {
 		t.Fatalf("the driver does not answer: %v\n%s", err, d.log())
 	}
 }
+
+// awaitCalibration waits until the driver has measured what the flush mode auto
+// stands for on both NUMA nodes; it uses a namespace for that.
+func (d *driver) awaitCalibration(t *testing.T) {
+	t.Helper()
+	for node := range 2 {
+		backing := ndctl.BackingOf(ndctl.Region{NUMANode: node, PersistenceDomain: ndctl.DomainMemoryController})
+		deadline := time.Now().Add(2 * callTimeout)
+		for {
+			c, err := pmem.LoadCalibration(d.calibrationFile(), backing)
+			if err == nil && c.Measured && c.NUMANode == node {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("NUMA node %d is not measured: %+v, %v\n%s", node, c, err, d.log())
+			}
+			time.Sleep(100 * time.Millisecond) // the file is all that tells
+		}
+	}
+	// The last namespace is removed after its result is saved.
+	m := ndctl.ViewSystem()
+	ctx := limit(t, callTimeout)
+	for {
+		all, err := m.Namespaces(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(all, func(ns ndctl.Namespace) bool { return ndctl.IsScratch(ns.Name) }) {
+			return
+		}
+	}
+}
+
+func (d *driver) calibrationFile() string { return filepath.Join(d.dir, "calibration.json") }
 
 // end stops the driver process; volumes stay mounted.
 func (d *driver) end(t *testing.T, sig syscall.Signal) {
