@@ -63,7 +63,7 @@ func (d *driver) start(t *testing.T) {
 	}
 	defer log.Close()
 	d.cmd = exec.Command("nvfs-csi", "node", "--v=4", "--endpoint="+d.endpoint(), "--node-id=guest", "--state-dir="+stateDir,
-		"--kubelet-dir="+d.dir, "--run-dir="+filepath.Join(d.dir, "run"), "--calibration-file="+d.calibrationFile())
+		"--kubelet-dir="+d.dir, "--run-dir="+filepath.Join(d.dir, "run"), "--erase-wait=45s", "--calibration-file="+d.calibrationFile())
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	d.exited = make(chan struct{})
 	if err := d.cmd.Start(); err != nil {
