@@ -102,7 +102,7 @@ func TestDeadServer(t *testing.T) {
 			v := d.createVolume(t, strings.ReplaceAll(tc.name, " ", "-"), 128<<20, nil)
 			v.up(t)
 			v.write(t)
-			killAndWait(t, v.server(t), syscall.SIGKILL)
+			v.crash(t)
 			for _, c := range tc.calls {
 				if err := c.do(v, t); err != nil {
 					t.Fatalf("%s after the server was killed: %v", c.name, err)
@@ -125,7 +125,7 @@ func TestPublishOnDeadStage(t *testing.T) {
 	if err := v.stage(t); err != nil {
 		t.Fatal(err)
 	}
-	killAndWait(t, v.server(t), syscall.SIGKILL)
+	v.crash(t)
 	err := v.publish(t)
 	if err == nil {
 		// Healed: then it must be the volume.

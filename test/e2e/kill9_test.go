@@ -15,7 +15,6 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -101,7 +100,7 @@ func appendUntilKilled(t *testing.T, v testVolume, dir, file string, size int64)
 		info, err := os.Stat(file)
 		return err == nil && info.Size() >= size
 	})
-	killAndWait(t, pid, syscall.SIGKILL)
+	v.crashServer(t, pid)
 	var exit *exec.ExitError
 	if err := cmd.Wait(); !errors.As(err, &exit) {
 		t.Fatalf("fio ended with %v although its filesystem was gone\n%s", err, out.String())
@@ -153,7 +152,7 @@ func TestKillUnderStorm(t *testing.T) {
 		}
 		pid, until := v.server(t), int64(300+r.IntN(3000))
 		eventually(t, "the clients have done enough", func() bool { return done.Load() >= until })
-		killAndWait(t, pid, syscall.SIGKILL)
+		v.crashServer(t, pid)
 		wg.Wait()
 		total += done.Load()
 		v.remount(t)

@@ -110,12 +110,12 @@ func TestSignalWhileBusy(t *testing.T) {
 }
 
 // TestKillKeepsData wants everything that was acknowledged to be there after
-// the serving process was killed, and the dead mount to be healed by mount.
+// the serving process was killed for good, and the dead mount to be healed by mount.
 func TestKillKeepsData(t *testing.T) {
 	v := newVolume(t, 128<<20)
 	v.mount(t)
 	writePayload(t, v)
-	killAndWait(t, v.server(t), syscall.SIGKILL)
+	v.dieForGood(t)
 	if _, err := os.ReadFile(v.path("f")); !errors.Is(err, syscall.ENOTCONN) {
 		t.Errorf("read on a dead mount: %v, want ENOTCONN", err)
 	}

@@ -149,7 +149,7 @@ func TestSoakPostgreSQL(t *testing.T) {
 			case 1:
 				p.end(t, syscall.SIGQUIT)
 			case 2:
-				killAndWait(t, v.server(t), syscall.SIGKILL)
+				v.dieForGood(t)
 				p.end(t, syscall.SIGKILL)
 			}
 			_ = bench.Wait() // says that the server is gone

@@ -119,7 +119,7 @@ func TestStressSQLite(t *testing.T) {
 // crash kills the serving process, and takes the mount that is left dead away.
 func (v testVolume) crash(t *testing.T) {
 	t.Helper()
-	killAndWait(t, v.server(t), 9)
+	v.dieForGood(t)
 	if isMounted(t, v.mnt) {
 		must(t, "umount", "-l", v.mnt)
 	}
