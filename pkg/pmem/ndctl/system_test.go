@@ -146,7 +146,7 @@ func TestHangingCommandIsKilledAsAGroup(t *testing.T) {
 	for _, wrong := range []misbehaviour{halfAndHang, helperHangs} {
 		t.Run(string(wrong), func(t *testing.T) {
 			m, tree := newTestSystem(t)
-			m.tool.timeout = 2 * time.Second
+			m.tool.timeout = 5 * time.Second // also for the removal, on a machine that is busy
 			tree.misbehave(wrong)
 			if _, err := m.Create(context.Background(), testRequest); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("Create: %v", err)
