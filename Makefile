@@ -9,6 +9,7 @@
 # make chart   what is made from the chart: deploy/, its README, golden files
 # make lint    gofmt, go vet, staticcheck
 # make crash   crash images in depth (over an hour); crash-selftest: planted mistakes
+# make chaos   1,000 kills and 20 upgrades under applications (about 20 minutes)
 # make bench   flush modes and filesystems side by side (idle machine; about 15 minutes)
 # make soak    stress and endurance on real mounts, long (hours; PostgreSQL as well)
 
@@ -28,9 +29,9 @@ RACE_PKGS   := ./pkg/driver/... ./pkg/mountd/... ./pkg/nvfs/fusefs/... ./pkg/pme
 # Of engine and checker only the tests that start some: all would take long.
 RACE_ENGINE := Concurrent|UnderLoad|Abort|Worker|Threads|Cancelled
 # Where the tests run that need no mount of their own making.
-UNIT_PKGS := $$(go list ./... | grep -v /test/e2e)
+UNIT_PKGS := $$(go list ./... | grep -v -e /test/e2e -e /test/chaos)
 
-.PHONY: all build setup demo test unit race e2e arm64 e2e-qemu e2e-qemu-smoke lint bench crash crash-selftest docs clean
+.PHONY: all build setup demo test unit race e2e chaos chaos-short arm64 e2e-qemu e2e-qemu-smoke lint bench crash crash-selftest docs clean
 
 all: build
 
@@ -45,7 +46,7 @@ demo: build
 	@test/setup.sh fio mkfs.ext4 mount diff
 	@$(BIN) demo
 
-test: setup build lint unit race arm64 e2e
+test: setup build lint unit race arm64 e2e chaos-short
 
 unit:
 	go test $(UNIT_PKGS)
@@ -83,6 +84,14 @@ bench: build
 	@test/setup.sh fio mkfs.ext4 mkfs.xfs mount
 	$(BIN) bench flush
 	$(BIN) bench fs
+
+# The processes behind mounted volumes are killed and replaced while
+# applications use the volumes.
+chaos: setup build
+	NVFS_CSI=$(CURDIR)/$(BIN) NVFS_CHAOS_KILLS=1000 NVFS_CHAOS_UPGRADES=20 go test -timeout 60m -v ./test/chaos
+
+chaos-short: setup build
+	NVFS_CSI=$(CURDIR)/$(BIN) go test -timeout 5m -v ./test/chaos
 
 # Every crash image of the long plan (over an hour), and proof that the crash
 # test catches mistakes planted behind a build tag.

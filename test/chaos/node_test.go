@@ -84,8 +84,8 @@ func (n *node) start(name string, args ...string) *exec.Cmd {
 // and mounts of its own, so that everything that it has started ends with it,
 // and that it sees no mount of the host made since.
 func (n *node) startKeeper() {
-	script := `umount -a -t fuse.nvfs; exec "$0" keeper --v=2 --state-dir "$1" --log-dir "$1/log" --hang-timeout 20s`
-	cmd := n.start("keeper", "unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", script, program, n.runDir())
+	cmd := n.start("keeper", "unshare", "--pid", "--fork", "--mount-proc", "--kill-child", os.Args[0], containerArg,
+		program, "keeper", "--v=2", "--state-dir", n.runDir(), "--log-dir", filepath.Join(n.runDir(), "log"), "--hang-timeout", "20s")
 	n.mu.Lock()
 	n.keepers = append(n.keepers, cmd)
 	n.mu.Unlock()
