@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -156,7 +157,7 @@ func (d *Driver) namespaceTaken(name string) bool {
 		return true
 	}
 	for _, r := range all {
-		if r.Namespace == name {
+		if slices.Contains(r.namespaceNames(), name) {
 			return true
 		}
 	}

@@ -281,7 +281,9 @@ func (k *keeper) converse(p *keeperPeer) error {
 		}
 		switch m.Kind {
 		case msgHello:
+			k.mu.Lock()
 			p.role = m.Role
+			k.mu.Unlock()
 			if err := p.sendAll(&k.held); err != nil {
 				return err
 			}
