@@ -140,4 +140,3 @@ func wantFiles(t *testing.T, v testVolume, sums map[string]uint32) {
 		}
 	}
 }
-
