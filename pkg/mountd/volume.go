@@ -303,8 +303,8 @@ func (v *volume) died(d *daemon, served bool) error {
 }
 
 func (v *volume) after(x death, served bool) error {
-	if !connectionAlive(v.fd) {
-		return errEnded
+	if !connectionAlive(v.fd) || v.s.leaving() {
+		return errEnded // or the next mountd goes on
 	}
 	v.mu.Lock()
 	v.restarts++
@@ -362,7 +362,7 @@ func (v *volume) serveAgain() error {
 	case <-v.s.ctx.Done():
 		return errEnded
 	}
-	if !connectionAlive(v.fd) {
+	if !connectionAlive(v.fd) || v.s.leaving() {
 		return errEnded
 	}
 	d, err := v.start(resumption{Refuse: v.suspects.refused()})
