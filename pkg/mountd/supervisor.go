@@ -462,7 +462,7 @@ func (s *supervisor) keepKeeper() {
 			err = s.follow(l)
 			s.keeper.set(nil)
 			l.Close()
-			if err != nil && !errors.Is(err, io.EOF) {
+			if !errors.Is(err, io.EOF) {
 				klog.ErrorS(err, "The connection to the keeper has failed")
 			}
 		}

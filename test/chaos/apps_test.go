@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -53,10 +52,8 @@ func fio(dir string) app {
 
 // pauses are how long single small operations took.
 type pauses struct {
-	mu   sync.Mutex
-	from time.Time
-	max  time.Duration // of the operations that ended since mark
-	busy atomic.Int64  // when the present one began, in Unix nanoseconds; 0: none
+	mu  sync.Mutex
+	max time.Duration // of the operations that ended since mark
 }
 
 func (p *pauses) note(d time.Duration) {
