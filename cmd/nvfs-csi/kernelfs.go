@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"os/exec"
 	"strings"
 
@@ -33,7 +35,11 @@ const pageSize = 4096
 
 // Format implements driver.KernelFilesystems.
 func (kernelFilesystems) Format(ctx context.Context, device string, o driver.KernelFormat) error {
-	name, args, err := mkfsCommand(device, o)
+	size, err := sizeOfDevice(device)
+	if err != nil {
+		return err
+	}
+	name, args, err := mkfsCommand(device, size, o)
 	if err != nil {
 		return err
 	}
@@ -41,9 +47,24 @@ func (kernelFilesystems) Format(ctx context.Context, device string, o driver.Ker
 	return err
 }
 
+// sizeOfDevice is the size of a block device or file in bytes.
+func sizeOfDevice(path string) (size int64, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return f.Seek(0, io.SeekEnd)
+}
+
+// xfsSmall is the size in bytes below which an xfs with a stripe unit gets no
+// more than four allocation groups: its log, of 64 MiB or more, would not fit
+// into one of those that mkfs.xfs makes otherwise.
+const xfsSmall = 1 << 30
+
 // mkfsCommand is the command that makes a filesystem. The block size is given:
 // for small devices mke2fs would choose one that cannot be mounted with DAX.
-func mkfsCommand(device string, o driver.KernelFormat) (name string, args []string, err error) {
+func mkfsCommand(device string, size int64, o driver.KernelFormat) (name string, args []string, err error) {
 	switch o.Type {
 	case driver.FSTypeExt4:
 		// The device reads as zero already.
@@ -57,7 +78,11 @@ func mkfsCommand(device string, o driver.KernelFormat) (name string, args []stri
 		// Kernels before 6.0 refuse DAX on an xfs that can share blocks.
 		args = []string{"-q", "-f", "-K", "-b", "size=4096", "-m", "reflink=0,uuid=" + o.UUID, "-L", cut(o.Label, xfsLabelLength)}
 		if o.DAX {
-			args = append(args, "-d", "su=2m,sw=1")
+			geometry := "su=2m,sw=1"
+			if size < xfsSmall {
+				geometry += ",agcount=4"
+			}
+			args = append(args, "-d", geometry)
 		}
 		return "mkfs.xfs", append(args, device), nil
 	}

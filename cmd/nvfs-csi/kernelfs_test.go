@@ -52,7 +52,7 @@ func TestMkfsCommandForDAX(t *testing.T) {
 		driver.FSTypeExt4: {"-b 4096", "stripe_width=512"},
 		driver.FSTypeXFS:  {"-b size=4096", "su=2m,sw=1", "reflink=0"},
 	} {
-		_, args, err := mkfsCommand("/dev/pmem0", driver.KernelFormat{Type: fsType, DAX: true})
+		_, args, err := mkfsCommand("/dev/pmem0", 4<<30, driver.KernelFormat{Type: fsType, DAX: true})
 		if err != nil {
 			t.Fatal(err)
 		}
