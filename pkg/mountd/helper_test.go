@@ -341,6 +341,26 @@ func (n *node) eventually(what string, condition func() bool) {
 	}
 }
 
+// freeze stops a process with SIGSTOP.
+func (n *node) freeze(p *process) {
+	n.t.Helper()
+	must(n.t, unix.Kill(p.pid, unix.SIGSTOP))
+	n.eventually("the process is stopped", func() bool { return stopped(p.pid) })
+}
+
+// stopped reports whether every thread of a process is stopped: SIGSTOP takes
+// effect after kill(2) has returned.
+func stopped(pid int) bool {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, name := range tasks {
+		stat, err := os.ReadFile(name)
+		if _, state, found := strings.Cut(string(stat), ") "); err == nil && found && !strings.HasPrefix(state, "T") {
+			return false
+		}
+	}
+	return true
+}
+
 // logs is what all processes have logged.
 func (n *node) logs() string {
 	names, _ := filepath.Glob(filepath.Join(n.l.opts.LogDir, "*.log"))
@@ -370,7 +390,7 @@ func (n *node) killTogether(server bool) {
 	for _, name := range []string{keeperName, mountdName} {
 		n.eventually(name+" runs", func() bool { return n.service(name) != nil })
 		p := n.service(name)
-		must(n.t, unix.Kill(p.pid, unix.SIGSTOP)) // else they would restart each other
+		n.freeze(p) // else they would restart each other
 		all = append(all, p)
 	}
 	if server {

@@ -290,7 +290,7 @@ func TestServerHangs(t *testing.T) {
 	n.mount()
 	u := n.newUser()
 	p := n.running()
-	must(t, unix.Kill(p.pid, unix.SIGSTOP))
+	n.freeze(p)
 	u.check() // waits for the next server
 	status, err := n.l.Status(within(t), n.spec.VolumeID)
 	must(t, err)

@@ -60,10 +60,24 @@ func (v testVolume) crashServer(t *testing.T, server int) {
 		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil && err != syscall.ESRCH {
 			t.Fatal(err)
 		}
+		eventually(t, "the process is stopped", func() bool { return stopped(pid) })
 	}
 	for _, pid := range append([]int{server}, services...) {
 		killAndWait(t, pid, syscall.SIGKILL)
 	}
+}
+
+// stopped reports whether every thread of a process is stopped: SIGSTOP takes
+// effect after kill(2) has returned.
+func stopped(pid int) bool {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, name := range tasks {
+		stat, err := os.ReadFile(name)
+		if _, state, found := strings.Cut(string(stat), ") "); err == nil && found && !strings.HasPrefix(state, "T") {
+			return false
+		}
+	}
+	return true
 }
 
 // crash ends the connection of the volume, which the driver holds as well: the

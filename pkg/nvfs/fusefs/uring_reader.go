@@ -55,7 +55,9 @@ func (r *deviceReader) run(negotiated chan<- struct{}) error {
 		if err := r.wait(-1, true); err != nil {
 			return err
 		}
-		if r.u.stopping.Load() {
+		// The queues may have seen the end of the connection before this
+		// thread; only a read says how it ended.
+		if r.u.stopping.Load() && !r.disconnected() {
 			return nil
 		}
 		if _, err := r.read(); err != nil {
@@ -91,6 +93,14 @@ func (r *deviceReader) wait(timeout time.Duration, device bool) error {
 		return fmt.Errorf("wait for FUSE messages: %w", err)
 	}
 	return nil
+}
+
+// disconnected reports whether the connection has ended; then a read fails and
+// takes no request.
+func (r *deviceReader) disconnected() bool {
+	fds := []unix.PollFd{{Fd: int32(r.fd)}}
+	_, err := unix.Poll(fds, 0)
+	return err == nil && fds[0].Revents&unix.POLLERR != 0
 }
 
 // drain executes what waits to be read and returns how many messages there
