@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -55,11 +56,24 @@ func tmpfsOptions(size int64, huge bool) string {
 // Close unmounts the memory and removes the directory. Whatever is mounted
 // below it must be gone.
 func (m *Memory) Close() error {
-	if err := unix.Unmount(m.Dir, 0); err != nil {
+	err := unix.Unmount(m.Dir, 0)
+	// A process that has ended for all who look keeps its files until its
+	// memory is taken apart; so does a loop device that is given back.
+	for end := time.Now().Add(busyWait); err == unix.EBUSY && time.Now().Before(end); {
+		time.Sleep(busyPoll)
+		err = unix.Unmount(m.Dir, 0)
+	}
+	if err != nil {
 		return fmt.Errorf("unmount %s: %w", m.Dir, err)
 	}
 	return os.Remove(m.Dir)
 }
+
+// busyWait bounds how long Close waits for users of the memory.
+const (
+	busyWait = 10 * time.Second
+	busyPoll = 10 * time.Millisecond
+)
 
 // TmpFS is a tmpfs: what memory itself can do behind the same VFS. It is the
 // one filesystem that gets its memory while it is measured.
