@@ -51,9 +51,12 @@ test: setup build lint unit race arm64 e2e chaos-short
 unit:
 	go test $(UNIT_PKGS)
 
+# The tests start and end many processes; each of them would wait for a second.
+race: export GORACE = atexit_sleep_ms=10
+race: export CGO_ENABLED = 1
 race:
-	CGO_ENABLED=1 go test -race -short $(RACE_PKGS)
-	CGO_ENABLED=1 go test -race -short -run '$(RACE_ENGINE)' ./pkg/nvfs ./pkg/nvfs/fsck
+	go test -race -short $(RACE_PKGS)
+	go test -race -short -run '$(RACE_ENGINE)' ./pkg/nvfs ./pkg/nvfs/fsck
 
 e2e: setup build
 	NVFS_CSI=$(CURDIR)/$(BIN) go test -timeout 10m ./test/e2e/...

@@ -64,6 +64,8 @@ type supervisor struct {
 	held    map[string]*volume // by instance
 	clients int
 	adopted bool // what was there before is known
+	// retired: nothing new is begun, for a successor serves what there is, or
+	// nothing was left to serve.
 	retired bool
 
 	keeper keeperLink
@@ -131,7 +133,10 @@ func (s *supervisor) release() {
 	if s.listener != nil {
 		s.listener.Close() // removes the socket, too
 	}
-	if s.idle() && s.opts.OnDemand {
+	s.mu.Lock()
+	idle := s.idle()
+	s.mu.Unlock()
+	if idle && s.opts.OnDemand {
 		_ = unlockNamed(s.lock)
 		return
 	}
@@ -159,37 +164,42 @@ func (s *supervisor) listen() {
 	}
 }
 
-// greet serves a peer that mounts.
+// greet serves a peer that mounts. One that comes too late is hung up on, and
+// turns to the next mountd.
 func (s *supervisor) greet(l *link) {
-	s.addClient(1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.retired {
+		l.Close()
+		return
+	}
+	s.clients++
 	go func() {
-		defer s.addClient(-1)
 		s.converse(l)
+		s.mu.Lock()
+		s.clients--
+		s.mu.Unlock()
+		s.endIfIdle()
 	}()
 }
 
-func (s *supervisor) addClient(n int) {
-	s.mu.Lock()
-	s.clients += n
-	s.mu.Unlock()
-	if n < 0 {
-		s.endIfIdle()
-	}
-}
+// idle is called with mu held.
+func (s *supervisor) idle() bool { return s.adopted && s.clients == 0 && len(s.held) == 0 }
 
-func (s *supervisor) idle() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.adopted && s.clients == 0 && len(s.held) == 0
-}
-
+// endIfIdle ends a mountd on demand that has nothing left to do.
 func (s *supervisor) endIfIdle() {
-	if s.opts.OnDemand && s.idle() {
+	s.mu.Lock()
+	done := s.opts.OnDemand && s.idle()
+	s.retired = s.retired || done
+	s.mu.Unlock()
+	if done {
 		s.keeper.bye()
 		s.end()
 	}
 }
 
+// converse answers a peer's requests. What fails because this mountd ends gets
+// no answer, for it has not failed for good.
 func (s *supervisor) converse(l *link) {
 	defer l.Close()
 	c := client{s: s, link: l}
@@ -201,6 +211,9 @@ func (s *supervisor) converse(l *link) {
 		}
 		answer := message{Kind: msgAnswer, ID: m.ID}
 		session, err := c.execute(m, fds)
+		if err != nil && s.leaving() {
+			return
+		}
 		answer.Session = session
 		answer.setError(err)
 		if err := l.send(answer); err != nil {
@@ -323,8 +336,7 @@ func (s *supervisor) retire() {
 	s.end()
 }
 
-// leaving reports whether this mountd is about to end while volumes are
-// served.
+// leaving reports whether this mountd is about to end.
 func (s *supervisor) leaving() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

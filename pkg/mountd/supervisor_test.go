@@ -1,0 +1,63 @@
+package mountd
+
+import (
+	"context"
+	"errors"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// What fails in a mountd that is about to end is no failure of the mount: who
+// asked turns to the next mountd.
+func TestLeavingMountdGivesNoAnswer(t *testing.T) {
+	for name, c := range map[string]struct {
+		onDemand bool
+		leave    func(*supervisor, context.CancelFunc)
+	}{
+		"terminated":   {false, func(_ *supervisor, cancel context.CancelFunc) { cancel() }},
+		"replaced":     {false, func(s *supervisor, _ context.CancelFunc) { s.retire() }},
+		"nothing left": {true, func(s *supervisor, _ context.CancelFunc) { <-s.ending }}, // with its first peer
+	} {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		s := &supervisor{ctx: ctx, opts: SupervisorOptions{StateDir: t.TempDir(), OnDemand: c.onDemand}, adopted: true, ending: make(chan struct{})}
+		checkError(t, askUnreserved(t, s), "does not belong here")
+		c.leave(s, cancel)
+		if err := askUnreserved(t, s); !errors.Is(err, errMountdGone) {
+			t.Errorf("%s: %v, want %v", name, err, errMountdGone)
+		}
+	}
+}
+
+// askUnreserved is a peer that makes a request which cannot be granted.
+func askUnreserved(t *testing.T, s *supervisor) error {
+	t.Helper()
+	ours, theirs, err := linkPair()
+	must(t, err)
+	defer ours.Close()
+	fd, err := unix.Dup(int(theirs.Fd()))
+	must(t, err)
+	l, err := inheritLink(fd)
+	must(t, err)
+	must(t, theirs.Close())
+	s.greet(l)
+	_, err = ours.ask(message{Kind: msgServe, VolumeID: "vol-1"})
+	return err
+}
+
+// A mountd that ends because nothing is mounted is not in the way of the next
+// mount.
+func TestMountAsMountdEnds(t *testing.T) {
+	n := newNode(t, "")
+	for range 5 {
+		must(t, os.WriteFile(n.spec.Path, []byte("damaged"), 0o600))
+		checkError(t, n.l.Mount(within(t), n.spec), "volume is damaged")
+		must(t, os.WriteFile(n.spec.Path, nil, 0o600))
+		for range 3 {
+			n.mount()
+			n.unmount()
+		}
+	}
+}
