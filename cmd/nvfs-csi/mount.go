@@ -180,7 +180,7 @@ func serveForeground(ctx context.Context, spec mountd.Spec, stateDir string, not
 		}
 		return volume, err
 	}
-	return mountd.ServeForeground(ctx, mountd.ServeOptions{Spec: spec, Version: version, StateDir: stateDir, OpenVolume: open})
+	return mountd.ServeForeground(ctx, spec, mountd.ServeOptions{Version: version, StateDir: stateDir, OpenVolume: open})
 }
 
 // explainInUse says what is in the way of a mount. After a lazy unmount that

@@ -70,11 +70,11 @@ func (s *supervisor) askFor(socket string) (held Held, fd int, err error) {
 
 // servedConnection is what a server gives away of its connection.
 func (s *server) servedConnection() (*Held, *os.File) {
-	if s.resume.Instance == "" || s.transport == nil {
+	if s.held.Instance == "" || s.transport == nil {
 		return nil, nil
 	}
-	held := Held{Instance: s.resume.Instance, Spec: s.opts.Spec, Connection: s.resume.Connection,
-		Session: s.transport.Session(), LogDir: s.resume.LogDir, RemoveLog: s.resume.RemoveLog}
+	held := s.held
+	held.Session = s.transport.Session()
 	return &held, s.fuseFile
 }
 

@@ -2,7 +2,6 @@ package mountd
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,34 +13,17 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
-
-	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/fusefs"
 )
 
-// Descriptors of a serving process.
-const (
-	childFuseFD = 3
-	childLinkFD = 4
-	childLockFD = 5
-)
-
-// The serving process is told what to do by environment variables, as JSON.
-const (
-	// SpecEnv carries the Spec.
-	SpecEnv = "NVFS_SERVE_SPEC"
-	// ResumeEnv carries what it needs to go on where another process has
-	// ended; empty when it is the first.
-	ResumeEnv = "NVFS_SERVE_RESUME"
-)
+// childLinkFD is the descriptor of a serving process's connection to mountd,
+// by which it gets everything else.
+const childLinkFD = 3
 
 // resumption is what a serving process is told of the ones before it.
 type resumption struct {
-	Instance   string          `json:"instance"`
-	Connection int             `json:"connection"`
-	Session    *fusefs.Session `json:"session,omitempty"`
 	// First is true for the first process that serves the connection.
 	First bool `json:"first"`
-	// Wait lets the process start, and do nothing until it is told to go.
+	// Wait lets the process do nothing until it is told to go.
 	Wait bool `json:"wait,omitempty"`
 	// Refuse are requests that have ended two processes.
 	Refuse []uint64 `json:"refuse,omitempty"`
@@ -49,108 +31,54 @@ type resumption struct {
 	// ended, "" when that was in order.
 	Restarts  int    `json:"restarts"`
 	LastDeath string `json:"lastDeath,omitempty"`
-	// LogDir and RemoveLog are those of Held.
-	LogDir    string `json:"logDir,omitempty"`
-	RemoveLog bool   `json:"removeLog,omitempty"`
 }
 
-// SpecFromEnv is what the serving process is to serve.
-func SpecFromEnv() (Spec, error) {
-	var spec Spec
-	if err := json.Unmarshal([]byte(os.Getenv(SpecEnv)), &spec); err != nil {
-		return Spec{}, fmt.Errorf("%s does not hold a volume specification: %w", SpecEnv, err)
-	}
-	return spec, nil
-}
-
-func resumptionFromEnv() (*resumption, error) {
-	text := os.Getenv(ResumeEnv)
-	if text == "" {
-		return &resumption{First: true}, nil
-	}
-	var r resumption
-	if err := json.Unmarshal([]byte(text), &r); err != nil {
-		return nil, fmt.Errorf("%s does not say how to go on: %w", ResumeEnv, err)
-	}
-	return &r, nil
-}
-
-// SpecArgs are the arguments a serving process is started with, after the
-// name of its command. They show the volume to whoever looks at the process
-// list; the whole Spec is in the environment.
-func SpecArgs(spec Spec, stateDir string) []string {
-	return []string{
-		"--volume", spec.VolumeID,
-		"--fuse-fd", strconv.Itoa(childFuseFD),
-		"--link-fd", strconv.Itoa(childLinkFD),
-		"--lock-fd", strconv.Itoa(childLockFD),
-		"--state-dir", stateDir,
-		spec.Path, spec.Mountpoint,
-	}
+// serveArgs are the arguments that a serving process shows to whoever looks at
+// the process list.
+func serveArgs(spec Spec) []string {
+	return []string{"--volume", spec.VolumeID, spec.Path, spec.Mountpoint}
 }
 
 // daemonOOMScore makes a serving process an unlikely victim, but a likelier
 // one than those that restart it.
 const daemonOOMScore = -900
 
-// daemon is a serving process that this process has started.
+// daemon is a serving process that this process has started. It has no volume
+// until assign.
 type daemon struct {
+	cmd    *exec.Cmd
+	link   *link
+	exited chan struct{} // closed when it has been waited for
+	hung   chan struct{} // closed when it was killed because it hung
+
 	volumeID string
-	cmd      *exec.Cmd
-	link     *link
 	log      *os.File
 	logStart int64
 	group    *cgroup
-	exited   chan struct{} // closed when it has been waited for
-	hung     chan struct{} // closed when it was killed because it hung
 }
 
-// startDaemon starts a process that serves held. The files stay the caller's.
-func (s *supervisor) startDaemon(held Held, r resumption, fuseFD int, lock *os.File) (_ *daemon, err error) {
+// launch starts a serving process, which waits for a volume.
+func (s *supervisor) launch() (*daemon, error) {
 	exe, err := executable(s.opts.Executable)
 	if err != nil {
 		return nil, err
 	}
-	specJSON, err := json.Marshal(held.Spec)
-	if err != nil {
-		return nil, err
-	}
-	resumeJSON, err := json.Marshal(r)
-	if err != nil {
-		return nil, err
-	}
-	fuseFile, err := forChild(fuseFD)
-	if err != nil {
-		return nil, err
-	}
-	defer fuseFile.Close()
 	ours, theirs, err := linkPair()
 	if err != nil {
 		return nil, err
 	}
 	defer theirs.Close()
-	d := &daemon{volumeID: held.Spec.VolumeID, link: ours, exited: make(chan struct{}), hung: make(chan struct{})}
-	if d.log, err = openLog(held.LogDir, stateName(held.Spec.VolumeID)); err != nil {
-		return nil, errors.Join(err, ours.Close())
-	}
-	if held.LogDir != "" {
-		d.logStart, err = d.log.Seek(0, io.SeekEnd)
-	}
+	d := &daemon{link: ours, exited: make(chan struct{}), hung: make(chan struct{})}
 	// Not CommandContext: the process outlives the call.
-	d.cmd = exec.Command(exe, append(append([]string{}, s.opts.ServeArgs...), SpecArgs(held.Spec, s.opts.StateDir)...)...)
-	d.cmd.Env = append(os.Environ(), SpecEnv+"="+string(specJSON), ResumeEnv+"="+string(resumeJSON))
+	d.cmd = exec.Command(exe, append(append([]string{}, s.opts.ServeArgs...),
+		"--link-fd", strconv.Itoa(childLinkFD), "--state-dir", s.opts.StateDir, titleRoom)...)
 	d.cmd.Dir = "/"
-	d.cmd.ExtraFiles = []*os.File{fuseFile, theirs, lock}
-	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log
+	d.cmd.ExtraFiles = []*os.File{theirs}
+	d.cmd.Stdout, d.cmd.Stderr = os.Stderr, os.Stderr
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err == nil {
-		d.group = s.cgroups.open(held.Spec.VolumeID)
-		err = onNode(held.Spec.NUMANode, d.cmd.Start)
+	if err := d.cmd.Start(); err != nil {
+		return nil, errors.Join(fmt.Errorf("start a serving process: %w", err), ours.Close())
 	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("start the serving process of volume %s: %w", held.Spec.VolumeID, err), ours.Close(), d.log.Close())
-	}
-	d.group.add(held.Spec.VolumeID, d.cmd.Process.Pid)
 	setOOMScore(strconv.Itoa(d.cmd.Process.Pid), daemonOOMScore)
 	go func() {
 		_ = d.cmd.Wait() // the status stands in ProcessState
@@ -159,24 +87,58 @@ func (s *supervisor) startDaemon(held Held, r resumption, fuseFD int, lock *os.F
 	return d, nil
 }
 
-// forChild duplicates a FUSE descriptor for a process that is to be started.
-// A server that was killed may have left it in a mode in which it must not
-// get into the runtime's poller.
-func forChild(fd int) (*os.File, error) {
-	if err := unix.SetNonblock(fd, false); err != nil {
-		return nil, fmt.Errorf("FUSE connection: %w", err)
+// startDaemon makes a process serve held. The files stay the caller's.
+func (s *supervisor) startDaemon(held Held, r resumption, fuseFD int, lock *os.File) (*daemon, error) {
+	if d := s.spare.take(); d != nil {
+		err := s.assign(d, held, r, fuseFD, lock)
+		if err == nil {
+			return d, nil
+		}
+		klog.V(2).InfoS("A spare serving process cannot be used", "volume", held.Spec.VolumeID, "reason", err.Error())
 	}
-	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+	d, err := s.launch()
+	if err == nil {
+		err = s.assign(d, held, r, fuseFD, lock)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("FUSE connection: %w", err)
+		return nil, fmt.Errorf("volume %s: %w", held.Spec.VolumeID, err)
 	}
-	return os.NewFile(uintptr(dup), "/dev/fuse"), nil
+	return d, nil
+}
+
+// assign gives a process its volume. If that fails, the process is ended.
+func (s *supervisor) assign(d *daemon, held Held, r resumption, fuseFD int, lock *os.File) (err error) {
+	d.volumeID = held.Spec.VolumeID
+	defer func() {
+		if err != nil {
+			d.kill()
+			d.close()
+		}
+	}()
+	if d.log, err = openLog(held.LogDir, stateName(d.volumeID)); err != nil {
+		return err
+	}
+	if held.LogDir != "" {
+		if d.logStart, err = d.log.Seek(0, io.SeekEnd); err != nil {
+			return fmt.Errorf("log file: %w", err)
+		}
+	}
+	// A server that was killed may have left it in a mode in which it must not
+	// get into the runtime's poller.
+	if err := unix.SetNonblock(fuseFD, false); err != nil {
+		return fmt.Errorf("FUSE connection: %w", err)
+	}
+	d.group = s.cgroups.open(d.volumeID)
+	d.group.add(d.volumeID, d.cmd.Process.Pid)
+	return d.link.send(message{Kind: msgTask, Held: &held, Resume: &r}, fuseFD, int(lock.Fd()), int(d.log.Fd()))
 }
 
 // close lets go of what belongs to a process that has ended.
 func (d *daemon) close() {
 	d.link.Close()
-	d.log.Close()
+	if d.log != nil {
+		d.log.Close()
+	}
 }
 
 // kill ends the process and waits for its end.

@@ -48,8 +48,7 @@ func (v *volume) exchangeFor(ended <-chan struct{}) (*daemon, error) {
 func (v *volume) standby(lock *os.File) (*daemon, error) {
 	v.mu.Lock()
 	held := v.held
-	r := resumption{Instance: held.Instance, Connection: held.Connection, Session: held.Session, Wait: true,
-		Restarts: v.restarts, LogDir: held.LogDir, RemoveLog: held.RemoveLog}
+	r := resumption{Wait: true, Restarts: v.restarts}
 	v.mu.Unlock()
 	if held.Session == nil {
 		return nil, errors.New("its session is not known yet")

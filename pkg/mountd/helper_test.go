@@ -62,14 +62,7 @@ func runHelper(ctx context.Context) error {
 		NewLauncher(LauncherOptions{Executable: os.Args[0], StateDir: argument("--state-dir"), LogDir: argument("--log-dir")}).Hold(ctx)()
 		return nil
 	}
-	spec, err := SpecFromEnv()
-	if err != nil {
-		return err
-	}
-	return Serve(ctx, ServeOptions{
-		Spec: spec, Version: "test", StateDir: argument("--state-dir"), FuseFD: childFuseFD, LinkFD: childLinkFD, LockFD: childLockFD,
-		OpenVolume: openTestVolume,
-	})
+	return Serve(ctx, ServeOptions{Version: "test", StateDir: argument("--state-dir"), LinkFD: linkFD, OpenVolume: openTestVolume})
 }
 
 // argument is what follows a flag on the command line; "" without it.

@@ -232,7 +232,7 @@ func (l *link) ask(m message, fds ...int) (answer message, err error) {
 	answer, got, err := l.receive()
 	closeAll(got)
 	switch {
-	case hungUp(err) || err == nil && answer.Kind == msgBusy:
+	case errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || err == nil && answer.Kind == msgBusy:
 		return message{}, errMountdGone
 	case err != nil:
 		return message{}, err
@@ -242,12 +242,6 @@ func (l *link) ask(m message, fds ...int) (answer message, err error) {
 		volumeID = m.Held.Spec.VolumeID
 	}
 	return answer, answer.err(volumeID)
-}
-
-// hungUp reports whether the other side has ended a connection, in order or
-// with a request unread.
-func hungUp(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, unix.ECONNRESET)
 }
 
 // Unmount implements Mounter.

@@ -436,7 +436,7 @@ func TestServeForeground(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- ServeForeground(ctx, ServeOptions{Spec: n.spec, StateDir: n.l.opts.StateDir, OpenVolume: openTestVolume})
+		done <- ServeForeground(ctx, n.spec, ServeOptions{StateDir: n.l.opts.StateDir, OpenVolume: openTestVolume})
 	}()
 	for { // until it is served
 		status, err := n.l.Status(within(t), n.spec.VolumeID)
@@ -462,11 +462,11 @@ func TestServeForeground(t *testing.T) {
 	}
 
 	must(t, os.WriteFile(n.spec.Path, []byte("damaged"), 0o600))
-	err := ServeForeground(context.Background(), ServeOptions{Spec: n.spec, StateDir: n.l.opts.StateDir, OpenVolume: openTestVolume})
+	err := ServeForeground(context.Background(), n.spec, ServeOptions{StateDir: n.l.opts.StateDir, OpenVolume: openTestVolume})
 	checkError(t, err, "volume is damaged")
 	n.checkMounted(false)
 }
 
 func TestServeWithoutDescriptor(t *testing.T) {
-	checkError(t, Serve(context.Background(), ServeOptions{}), "/dev/fuse")
+	checkError(t, Serve(context.Background(), ServeOptions{}), "no connection to mountd")
 }

@@ -37,6 +37,7 @@ const (
 	msgServe   = "serve"   // Held and its descriptor: serve this, newly mounted
 	msgBusy    = "busy"    // another mountd runs: ask that one
 
+	msgTask     = "task"     // to a server: Held and Resume, with its connection, lock and log
 	msgSession  = "session"  // of a server: Session was negotiated
 	msgWaiting  = "waiting"  // of a server: started, and waits for msgGo
 	msgGo       = "go"       // to a server: the one before has ended
@@ -63,6 +64,7 @@ type message struct {
 	VolumeID string          `json:"volumeID,omitempty"`
 	Instance string          `json:"instance,omitempty"`
 	Held     *Held           `json:"held,omitempty"`
+	Resume   *resumption     `json:"resume,omitempty"`
 	Session  *fusefs.Session `json:"session,omitempty"`
 	Requests int             `json:"requests,omitempty"`
 	Error    string          `json:"error,omitempty"`

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -29,35 +29,35 @@ func nodeCPUs(sysfs string, node int) ([]int, error) {
 	return cpus, nil
 }
 
-// onNode calls f on a thread that is bound to the CPUs of a NUMA node, which
-// a process that f starts inherits. Without such a node, or when none of its
-// CPUs may be used, f runs unbound.
-func onNode(node int, f func() error) error {
+// bindToNode binds all threads of this process, and with them those that they
+// start, to the CPUs of a NUMA node, and returns how many these are. Without
+// such a node, or when none of its CPUs may be used, the process stays as it
+// is, and 0 is returned.
+func bindToNode(node int) int {
 	if node < 0 {
-		return f()
+		return 0
 	}
 	cpus, err := nodeCPUs(sysfsNodes, node)
 	if err != nil {
-		return err
+		klog.ErrorS(err, "The process is not bound to its NUMA node", "node", node)
+		return 0
 	}
-	done := make(chan error)
-	go func() {
-		// Not unlocked: the thread, and with it the binding, ends with the
-		// goroutine.
-		runtime.LockOSThread()
-		if err := bind(cpus); err != nil {
-			klog.V(2).InfoS("The serving process is not bound to its NUMA node", "node", node, "reason", err)
-		}
-		done <- f()
-	}()
-	return <-done
+	set, err := usable(cpus)
+	if err == nil {
+		err = bindThreads(set)
+	}
+	if err != nil {
+		klog.V(2).InfoS("The process is not bound to its NUMA node", "node", node, "reason", err.Error())
+		return 0
+	}
+	return set.Count()
 }
 
-// bind binds the calling thread to those of cpus that it may use.
-func bind(cpus []int) error {
+// usable is those of cpus that this process may use.
+func usable(cpus []int) (*unix.CPUSet, error) {
 	var allowed, set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
-		return err
+		return nil, err
 	}
 	for _, cpu := range cpus {
 		if allowed.IsSet(cpu) {
@@ -65,7 +65,35 @@ func bind(cpus []int) error {
 		}
 	}
 	if set.Count() == 0 {
-		return errors.New("no CPU of the node may be used")
+		return nil, errors.New("no CPU of the node may be used")
 	}
-	return unix.SchedSetaffinity(0, &set)
+	return &set, nil
+}
+
+// bindThreads binds every thread of this process. A thread that one not yet
+// bound starts meanwhile is found in the next round.
+func bindThreads(set *unix.CPUSet) error {
+	bound := map[string]bool{}
+	for again := true; again; {
+		again = false
+		threads, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			return err
+		}
+		for _, thread := range threads {
+			name := thread.Name()
+			if bound[name] {
+				continue
+			}
+			tid, err := strconv.Atoi(name)
+			if err != nil {
+				return err
+			}
+			if err := unix.SchedSetaffinity(tid, set); err != nil && err != unix.ESRCH {
+				return err
+			}
+			bound[name], again = true, true
+		}
+	}
+	return nil
 }

@@ -47,7 +47,8 @@ func newVolumeOn(n *node, id string) Spec {
 // clean mark does.
 type realVolume struct {
 	testVolume
-	fs *nvfs.FS
+	fs   *nvfs.FS
+	fuse *fuse // nil: none
 }
 
 var _ Resumable = (*realVolume)(nil)
@@ -63,14 +64,29 @@ func openRealVolume(spec Spec, o OpenOptions) (Volume, error) {
 	if err != nil {
 		return nil, err
 	}
-	fs, err := nvfs.Mount(space, nvfs.Options{Resume: o.Resume, OnOrphan: o.OnOrphan})
+	fuse, err := openFuse(spec.Path + fuseSuffix)
 	if err != nil {
 		return nil, errors.Join(err, space.Close())
 	}
-	return &realVolume{testVolume: testVolume{space: space, path: spec.Path}, fs: fs}, nil
+	var served pmem.Space = space
+	if fuse != nil {
+		fuse.left.Store(fuse.next.Swap(0))
+		served = &mortalSpace{space, fuse}
+	}
+	fs, err := nvfs.Mount(served, nvfs.Options{Resume: o.Resume, OnOrphan: o.OnOrphan})
+	if err != nil {
+		return nil, errors.Join(err, space.Close())
+	}
+	return &realVolume{testVolume: testVolume{space: space, path: spec.Path}, fs: fs, fuse: fuse}, nil
 }
 
-func (v *realVolume) NewWorker() (fusefs.Worker, error)  { return v.fs.NewWorker() }
+func (v *realVolume) NewWorker() (fusefs.Worker, error) {
+	w, err := v.fs.NewWorker()
+	if err != nil || v.fuse == nil {
+		return w, err
+	}
+	return mortalWorker{w, v.fuse}, nil
+}
 func (v *realVolume) Close() error                       { return errors.Join(v.fs.Unmount(), v.testVolume.Close()) }
 func (v *realVolume) EndResume() error                   { return v.fs.EndResume() }
 func (v *realVolume) Orphans() ([]nvfs.NodeID, error)    { return v.fs.Orphans() }

@@ -46,20 +46,20 @@ func (l *link) receiveWithin(d time.Duration) (message, []int, error) {
 
 // resumedID is the ID of the connection that is continued; 0: none.
 func (s *server) resumedID() uint64 {
-	if s.resume.First || s.resume.Session == nil {
+	if s.resume.First || s.held.Session == nil {
 		return 0
 	}
-	return s.resume.Session.ConnID
+	return s.held.Session.ConnID
 }
 
 // continueConnection adds to the options of a transport what it takes to go on
 // with a connection that another process has served.
 func (s *server) continueConnection(o *fusefs.Options) error {
-	o.Session = s.resume.Session
+	o.Session = s.held.Session
 	if s.resume.First {
 		return nil
 	}
-	note, err := openReplayNote(s.opts.StateDir, s.opts.Spec.VolumeID)
+	note, err := openReplayNote(s.opts.StateDir, s.held.Spec.VolumeID)
 	if err != nil {
 		return err
 	}
@@ -91,7 +91,7 @@ func (s *server) saveSession(session fusefs.Session) error {
 // replayed is called when everything that was sent again is answered, before
 // anything else is.
 func (s *server) replayed(requests int) {
-	klog.V(2).InfoS("Went on with a connection", "volume", s.opts.Spec.VolumeID, "requestsSentAgain", requests)
+	klog.V(2).InfoS("Went on with a connection", "volume", s.held.Spec.VolumeID, "requestsSentAgain", requests)
 	if s.link != nil {
 		_ = s.link.send(message{Kind: msgReplayed, Requests: requests})
 	}
@@ -100,7 +100,7 @@ func (s *server) replayed(requests int) {
 		return
 	}
 	if err := r.EndResume(); err != nil {
-		klog.ErrorS(err, "The volume keeps answers that nobody asks for", "volume", s.opts.Spec.VolumeID)
+		klog.ErrorS(err, "The volume keeps answers that nobody asks for", "volume", s.held.Spec.VolumeID)
 	}
 	s.orphans.start(r, s.fuseFile.Fd())
 }

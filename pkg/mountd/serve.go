@@ -64,13 +64,11 @@ type OpenOptions struct {
 
 // ServeOptions are what a serving process is started with.
 type ServeOptions struct {
-	Spec     Spec
 	Version  string // of the binary
 	StateDir string // "" is DefaultStateDir
-	// FuseFD is the descriptor of the mounted /dev/fuse; LinkFD of the
-	// connection to the supervisor; LockFD of the volume's lock. LinkFD and
-	// LockFD may be 0: none.
-	FuseFD, LinkFD, LockFD int
+	// LinkFD is the descriptor of the connection to mountd, which says what is
+	// to be served.
+	LinkFD int
 	// Threads and Pin place the threads that serve, as in fusefs.Options.
 	Threads int
 	Pin     []int
@@ -82,29 +80,32 @@ type ServeOptions struct {
 // successor; the process ends with exit code ExitCode.
 var ErrHandedOver = errors.New("the volume was handed over")
 
-// Serve serves a volume until it is unmounted. When ctx ends, by a signal for
-// example, Serve unmounts; a mount that is busy is only taken out of sight,
-// and served until its last user has gone. It returns nil when the volume has
-// been marked clean.
+// Serve waits for a volume from mountd and serves it until it is unmounted.
+// When ctx ends, by a signal for example, Serve unmounts; a mount that is busy
+// is only taken out of sight, and served until its last user has gone. It
+// returns nil when the volume has been marked clean, or there was none.
 func Serve(ctx context.Context, o ServeOptions) error {
 	if o.StateDir == "" {
 		o.StateDir = DefaultStateDir
-	}
-	fuseFile, lock := inherit(o.FuseFD, "/dev/fuse"), inherit(o.LockFD, "lock")
-	if fuseFile == nil {
-		return errors.New("no /dev/fuse descriptor was given: volumes are mounted by nvfs-csi mount, which starts this process")
-	}
-	// The process that reads what this one logs may go away first.
-	signal.Ignore(unix.SIGPIPE)
-	resume, err := resumptionFromEnv()
-	if err != nil {
-		return err
 	}
 	link, err := inheritLink(o.LinkFD)
 	if err != nil {
 		return err
 	}
-	return serveFiles(ctx, &server{opts: o, resume: resume, link: link, fuseFile: fuseFile}, lock)
+	if link == nil {
+		return errors.New("no connection to mountd was given: volumes are mounted by nvfs-csi mount, which sees to it that this process is started")
+	}
+	// The process that reads what this one logs may go away first.
+	signal.Ignore(unix.SIGPIPE)
+	t, err := awaitTask(ctx, link)
+	if t == nil || err != nil {
+		return errors.Join(err, link.Close())
+	}
+	setTitle(serveArgs(t.held.Spec))
+	if o.Threads == 0 {
+		o.Threads = bindToNode(t.held.Spec.NUMANode)
+	}
+	return serveFiles(ctx, &server{opts: o, held: t.held, resume: t.resume, link: link, fuseFile: t.fuse}, t.lock)
 }
 
 // ExitCode is the exit code of a process in which Serve has returned err, 0
@@ -117,18 +118,18 @@ func ExitCode(err error) int {
 }
 
 // ServeForeground mounts a volume and serves it in the calling process until
-// it is unmounted, or ctx ends. The descriptors of o are not used.
-func ServeForeground(ctx context.Context, o ServeOptions) error {
+// it is unmounted, or ctx ends. It has nothing to do with mountd.
+func ServeForeground(ctx context.Context, spec Spec, o ServeOptions) error {
 	if o.StateDir == "" {
 		o.StateDir = DefaultStateDir
 	}
-	lock, fuseFile, err := prepare(o.Spec, o.StateDir)
+	lock, fuseFile, err := prepare(spec, o.StateDir)
 	if err != nil {
 		return err
 	}
-	s := &server{opts: o, resume: &resumption{First: true}, fuseFile: fuseFile}
+	s := &server{opts: o, held: Held{Spec: spec}, resume: resumption{First: true}, fuseFile: fuseFile}
 	if err := serveFiles(ctx, s, lock); err != nil {
-		return errors.Join(err, detachIfMounted(o.Spec.Mountpoint))
+		return errors.Join(err, detachIfMounted(spec.Mountpoint))
 	}
 	return nil
 }
@@ -158,7 +159,7 @@ func prepare(spec Spec, stateDir string) (lock, fuseFile *os.File, err error) {
 
 // serveFiles serves a mounted volume; lock may be nil. It closes the files.
 func serveFiles(ctx context.Context, s *server, lock *os.File) (err error) {
-	o := s.opts
+	volumeID := s.held.Spec.VolumeID
 	defer s.fuseFile.Close()
 	defer func() { s.tellReady(err) }()
 	if err := s.awaitGo(); err != nil {
@@ -171,17 +172,17 @@ func serveFiles(ctx context.Context, s *server, lock *os.File) (err error) {
 			if errors.Is(err, ErrHandedOver) {
 				lock.Close()
 			} else {
-				err = errors.Join(err, dropLock(lock, o.StateDir, o.Spec.VolumeID))
+				err = errors.Join(err, dropLock(lock, s.opts.StateDir, volumeID))
 			}
 		}()
 		if err := writePID(lock, os.Getpid()); err != nil {
 			return err
 		}
 	}
-	if err := s.run(ctx); err != nil || !s.resume.RemoveLog || s.resume.LogDir == "" {
+	if err := s.run(ctx); err != nil || !s.held.RemoveLog || s.held.LogDir == "" {
 		return err
 	}
-	return removeFile(logFile(s.resume.LogDir, stateName(o.Spec.VolumeID)))
+	return removeFile(logFile(s.held.LogDir, stateName(volumeID)))
 }
 
 // inherit takes over a descriptor that the parent has left open; nil for 0.
@@ -196,7 +197,8 @@ func inherit(fd int, name string) *os.File {
 // server is the life of one serving process.
 type server struct {
 	opts       ServeOptions
-	resume     *resumption
+	held       Held
+	resume     resumption
 	fuseFile   *os.File
 	link       *link // to the supervisor; nil: none
 	volume     Volume
@@ -216,8 +218,8 @@ type server struct {
 }
 
 func (s *server) run(ctx context.Context) error {
-	spec := s.opts.Spec
-	if err := s.devices.load(s.opts.StateDir, spec.VolumeID, s.resume.Instance); err != nil {
+	spec := s.held.Spec
+	if err := s.devices.load(s.opts.StateDir, spec.VolumeID, s.held.Instance); err != nil {
 		return err
 	}
 	spec.Devices = s.devices.with(spec.Devices)
@@ -246,7 +248,7 @@ func (s *server) run(ctx context.Context) error {
 }
 
 func (s *server) serve(ctx context.Context) error {
-	spec := s.opts.Spec
+	spec := s.held.Spec
 	if err := s.findConnection(); err != nil {
 		return err
 	}
@@ -300,11 +302,11 @@ func (s *server) serve(ctx context.Context) error {
 
 // findConnection remembers which mount is this process's own.
 func (s *server) findConnection() error {
-	top, err := fusefs.Top(s.opts.Spec.Mountpoint)
+	top, err := fusefs.Top(s.held.Spec.Mountpoint)
 	if err != nil {
 		return err
 	}
-	if top != nil && top.IsNVFS() && top.Source == s.opts.Spec.Path {
+	if top != nil && top.IsNVFS() && top.Source == s.held.Spec.Path {
 		s.connection = top.Connection
 	}
 	return nil
@@ -328,7 +330,7 @@ func (s *server) tellReady(err error) {
 // stop implements controlTarget: it unmounts this process's mount.
 func (s *server) stop() {
 	s.stopping.Do(func() {
-		spec := s.opts.Spec
+		spec := s.held.Spec
 		top, err := fusefs.Top(spec.Mountpoint)
 		if err != nil {
 			klog.ErrorS(err, "Unmounting failed", "volume", spec.VolumeID)
@@ -351,7 +353,7 @@ func (s *server) stop() {
 
 // grow implements controlTarget.
 func (s *server) grow(devices []string) error {
-	refused, err := s.devices.add(s.opts.StateDir, s.opts.Spec.VolumeID, s.resume.Instance, devices)
+	refused, err := s.devices.add(s.opts.StateDir, s.held.Spec.VolumeID, s.held.Instance, devices)
 	if err != nil {
 		return err
 	}
@@ -362,13 +364,13 @@ func (s *server) grow(devices []string) error {
 		}
 		return err
 	}
-	klog.V(2).InfoS("Volume grown", "volume", s.opts.Spec.VolumeID, "bytes", size)
+	klog.V(2).InfoS("Volume grown", "volume", s.held.Spec.VolumeID, "bytes", size)
 	return nil
 }
 
 // status implements controlTarget.
 func (s *server) status() Status {
-	spec := s.opts.Spec
+	spec := s.held.Spec
 	cache := spec.Cache
 	if cache == "" {
 		cache = string(fusefs.CacheThrough)
@@ -389,7 +391,7 @@ func (s *server) status() Status {
 		ReadOnly:        spec.ReadOnly || s.volume.ReadOnly(),
 		Health:          s.health(),
 		SizeBytes:       s.volume.SizeBytes(),
-		Connection:      max(s.connection, s.resume.Connection),
+		Connection:      max(s.connection, s.held.Connection),
 		Restarts:        s.resume.Restarts,
 		LastDeath:       s.resume.LastDeath,
 	}
@@ -411,5 +413,5 @@ func (s *server) fault(f fusefs.Fault) {
 	text := f.String()
 	s.faults.Add(1)
 	s.lastFault.Store(&text)
-	klog.ErrorS(nil, "Request failed by an internal fault", "volume", s.opts.Spec.VolumeID, "fault", text, "stack", string(f.Stack))
+	klog.ErrorS(nil, "Request failed by an internal fault", "volume", s.held.Spec.VolumeID, "fault", text, "stack", string(f.Stack))
 }

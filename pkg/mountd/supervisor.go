@@ -69,6 +69,7 @@ type supervisor struct {
 	retired bool
 
 	keeper keeperLink
+	spare  spare
 
 	ending  chan struct{}
 	endOnce sync.Once
@@ -117,6 +118,7 @@ func (s *supervisor) run(ctx context.Context, first *link) (err error) {
 	if first != nil {
 		s.greet(first)
 	}
+	s.spare.refill(s.launch)
 	go s.listen()
 	go s.keepKeeper()
 	go s.watch()
@@ -133,6 +135,7 @@ func (s *supervisor) release() {
 	if s.listener != nil {
 		s.listener.Close() // removes the socket, too
 	}
+	s.spare.end()
 	s.mu.Lock()
 	idle := s.idle()
 	s.mu.Unlock()
@@ -219,6 +222,7 @@ func (s *supervisor) converse(l *link) {
 		if err := l.send(answer); err != nil {
 			return
 		}
+		s.spare.refill(s.launch)
 	}
 }
 

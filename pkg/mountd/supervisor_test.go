@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/fusefs"
 )
 
 // What fails in a mountd that is about to end is no failure of the mount: who
@@ -58,6 +62,31 @@ func TestMountAsMountdEnds(t *testing.T) {
 		for range 3 {
 			n.mount()
 			n.unmount()
+		}
+	}
+}
+
+// A volume that is unmounted before its new server has come to say that it
+// answers is closed by that server all the same.
+func TestUnmountedBeforeReady(t *testing.T) {
+	fuse, err := os.Open("/dev/fuse") // not mounted, as after the end of a connection
+	must(t, err)
+	defer fuse.Close()
+	ours, theirs, err := linkPair()
+	must(t, err)
+	defer ours.Close()
+	defer theirs.Close()
+	v := newVolume(&supervisor{ctx: t.Context()}, Held{Session: &fusefs.Session{}}, int(fuse.Fd()))
+	d := &daemon{link: ours, exited: make(chan struct{}), cmd: &exec.Cmd{}}
+	returned := make(chan error)
+	go func() { returned <- v.awaitReady(d) }()
+	select {
+	case err := <-returned:
+		t.Errorf("not waited for: %v", err)
+	case <-time.After(10 * abandonPoll):
+		close(d.exited)
+		if err := <-returned; err == nil {
+			t.Error("it is said to be ready")
 		}
 	}
 }

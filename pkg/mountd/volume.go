@@ -202,8 +202,6 @@ func (v *volume) finish() {
 func (v *volume) start(r resumption) (*daemon, error) {
 	v.mu.Lock()
 	held, lock := v.held, v.lock
-	r.Instance, r.Connection, r.Session = held.Instance, held.Connection, held.Session
-	r.LogDir, r.RemoveLog = held.LogDir, held.RemoveLog
 	r.Restarts = v.restarts
 	if v.restarts > 0 && v.last.how != "" {
 		r.LastDeath = v.last.String()
@@ -220,8 +218,23 @@ func (v *volume) start(r resumption) (*daemon, error) {
 	return d, nil
 }
 
-// awaitReady returns when a server answers.
+// awaitReady returns when a server answers. One of which the connection has
+// ended before it said so may be closing the volume, and is waited for.
 func (v *volume) awaitReady(d *daemon) error {
+	err := v.expectReady(d)
+	if err == nil || v.session() == nil || connectionAlive(v.fd) {
+		return err
+	}
+	timer := time.NewTimer(readyTimeout)
+	defer timer.Stop()
+	select {
+	case <-d.exited:
+	case <-timer.C:
+	}
+	return err
+}
+
+func (v *volume) expectReady(d *daemon) error {
 	ctx, cancel := context.WithTimeout(v.s.ctx, readyTimeout)
 	defer cancel()
 	go func() {
@@ -379,6 +392,7 @@ func (v *volume) serveAgain() error {
 	case v.first <- nil: // who mounts may still be waiting
 	default:
 	}
+	v.s.spare.refill(v.s.launch)
 	return v.attend(d)
 }
 

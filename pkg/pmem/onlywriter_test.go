@@ -47,6 +47,7 @@ var unsafeFiles = map[string]string{
 	"pkg/nvfs/fusefs/uring_memory.go":   "wire structures in the memory of a ring",
 	"pkg/nvfs/fusefs/uring_ring.go":     "io_uring system calls and rings",
 	"pkg/mountd/service.go":             "the process that waitid(2) has found",
+	"pkg/mountd/title.go":               "the memory of this process's own arguments",
 }
 
 // readers are functions outside the module that only read the bytes they are
