@@ -126,6 +126,10 @@ func (v *volume) exchangeStranger() (*daemon, error) {
 // other.
 func (s *supervisor) exchangeAll() {
 	for _, v := range s.list() {
+		if session := v.session(); session != nil && !session.CanContinue() {
+			klog.InfoS("A server goes on as it is until its volume is unmounted: a connection over its transport cannot be handed over", "volume", v.id(), "transport", session.Transport)
+			continue
+		}
 		status, err := callControl(s.ctx, s.opts.StateDir, v.id(), methodStatus)
 		if err != nil {
 			klog.ErrorS(err, "A server is not replaced", "volume", v.id())

@@ -368,14 +368,14 @@ type keeperLink struct {
 	changed chan struct{}
 }
 
-// put gives the keeper a connection and returns when it holds it. Without a
-// keeper at present that is an error.
-func (k *keeperLink) put(e holding) error {
+// put gives the keeper a connection and returns when it holds it, with the link
+// by which it got it. Without a keeper at present that is an error.
+func (k *keeperLink) put(e holding) (*link, error) {
 	k.mu.Lock()
 	l := k.link
 	if l == nil {
 		k.mu.Unlock()
-		return errors.New("there is no keeper at present")
+		return nil, errors.New("there is no keeper at present")
 	}
 	k.nextID++
 	id, done := k.nextID, make(chan struct{})
@@ -385,21 +385,26 @@ func (k *keeperLink) put(e holding) error {
 	k.acks[id] = done
 	k.mu.Unlock()
 	if err := l.sendHeld(e, id); err != nil {
-		return err
+		return nil, err
 	}
 	timer := time.NewTimer(sendTimeout)
 	defer timer.Stop()
 	select {
 	case <-done:
 	case <-timer.C:
-		return errors.New("the keeper does not answer")
+		return nil, errors.New("the keeper does not answer")
 	}
+	if k.current() != l {
+		return nil, errors.New("the keeper has gone")
+	}
+	return l, nil
+}
+
+// current is the link to the keeper; nil when there is none at present.
+func (k *keeperLink) current() *link {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.link != l {
-		return errors.New("the keeper has gone")
-	}
-	return nil
+	return k.link
 }
 
 // await returns when the keeper holds v.
@@ -408,7 +413,7 @@ func (k *keeperLink) await(v *volume, timeout time.Duration) {
 	defer deadline.Stop()
 	for {
 		changed := k.change()
-		if v.shareSession() == nil {
+		if v.isShared() || v.shareSession() == nil {
 			return
 		}
 		select {
@@ -456,10 +461,7 @@ func (k *keeperLink) acknowledged(id uint64) {
 }
 
 func (k *keeperLink) say(m message) {
-	k.mu.Lock()
-	l := k.link
-	k.mu.Unlock()
-	if l != nil {
+	if l := k.current(); l != nil {
 		_ = l.send(m) // a keeper that has gone is told everything anew
 	}
 }

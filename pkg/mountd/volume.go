@@ -48,6 +48,7 @@ type volume struct {
 	closed   bool
 	lock     *os.File // nil while another process's server runs
 	daemon   *daemon  // nil while none of this process's own runs
+	sharedBy *link    // by which the keeper has got the session
 	restarts int
 	last     death
 
@@ -99,7 +100,25 @@ func (v *volume) shareSession() error {
 		return err
 	}
 	defer unix.Close(e.fd)
-	return v.s.keeper.put(e)
+	l, err := v.s.keeper.put(e)
+	if err != nil {
+		return err
+	}
+	if e.Session != nil {
+		v.mu.Lock()
+		v.sharedBy = l
+		v.mu.Unlock()
+	}
+	return nil
+}
+
+// isShared reports whether the keeper that there is at present has got the
+// session.
+func (v *volume) isShared() bool {
+	current := v.s.keeper.current()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return current != nil && v.sharedBy == current
 }
 
 // run serves a volume that was just mounted; it owns the lock.
