@@ -11,7 +11,7 @@ import (
 
 // newMountdCommand is the supervisor of serving processes.
 func newMountdCommand() *cobra.Command {
-	opt := mountd.SupervisorOptions{Version: version, ServeArgs: []string{"serve"}, KeeperArgs: []string{"keeper"}}
+	opt := mountd.SupervisorOptions{Version: version, ServeArgs: []string{mountd.SpareCommand}, KeeperArgs: []string{"keeper"}}
 	cmd := &cobra.Command{
 		Use:   "mountd",
 		Short: "Supervise the processes that serve volumes (started by keeper and by mount)",

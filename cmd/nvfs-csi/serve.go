@@ -15,8 +15,9 @@ var errServeByHand = errors.New("serve is not started by hand: mount a volume wi
 func newServeCommand() *cobra.Command {
 	opt := mountd.ServeOptions{Version: version, OpenVolume: openVolume}
 	cmd := &cobra.Command{
-		Use:   "serve [flags]",
-		Short: "Serve a mounted volume (started by mount and by the driver)",
+		Use:     "serve [flags]",
+		Aliases: []string{mountd.SpareCommand}, // until it has a volume
+		Short:   "Serve a mounted volume (started by mount and by the driver)",
 		Long: "serve is the process behind a mount: it answers the kernel's requests for one\n" +
 			"volume until that is unmounted. mountd starts it, gives it an open FUSE connection, and\n" +
 			"starts another one if it dies; it is not useful to start by hand.",

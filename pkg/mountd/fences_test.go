@@ -306,12 +306,11 @@ func TestKilledAtEveryFenceOfTheRecovery(t *testing.T) {
 				deaths++
 				continue
 			}
-			// One round for each point at which the first may die would take
-			// long: the states between them differ in the record, which is
-			// there from the second fence on, at the latest.
+			// Each second point of the request will do: they differ in how
+			// much of one record is there.
 			first, deaths = first+2, 0
 		}
-		t.Logf("%s: killed at each second of %d points, its successor at each", o.name, first)
+		t.Logf("%s: killed at points 1 to %d, and its successor at each of its own", o.name, first-2)
 	}
 	n.checkVolume()
 }

@@ -53,7 +53,7 @@ func runHelper(ctx context.Context) error {
 	case "mountd":
 		hang, _ := time.ParseDuration(os.Getenv(hangTimeoutEnv))
 		return RunSupervisor(ctx, SupervisorOptions{Executable: os.Args[0], StateDir: argument("--state-dir"), LogDir: argument("--log-dir"), Version: "test",
-			ServeArgs: []string{"serve"}, KeeperArgs: []string{"keeper"}, OnDemand: onDemand, LinkFD: linkFD, HangTimeout: hang,
+			ServeArgs: []string{SpareCommand}, KeeperArgs: []string{"keeper"}, OnDemand: onDemand, LinkFD: linkFD, HangTimeout: hang,
 			Exchange: slices.Contains(os.Args, "--exchange"), CgroupRoot: DefaultCgroupRoot})
 	}
 	if os.Args[1] == "holder" {
