@@ -22,6 +22,7 @@ type intent struct {
 	Name   string `json:"name"`
 	UUID   string `json:"uuid"` // of the namespace's label
 	Mode   Mode   `json:"mode"`
+	Region string `json:"region,omitempty"`
 	Least  uint64 `json:"least,omitempty"` // usable bytes asked for
 }
 
@@ -104,6 +105,21 @@ func parseIntent(data []byte) (intent, error) {
 
 // concerns reports whether the intent is about that namespace.
 func (i intent) concerns(ns Namespace) bool { return i.UUID == ns.UUID }
+
+// pending returns ErrBusy when an interrupted change of that name waits to be
+// finished: its intent must not be replaced.
+func (d intents) pending(name string) error {
+	all, err := d.list()
+	if err != nil {
+		return err
+	}
+	for _, i := range all {
+		if i.Name == name {
+			return fmt.Errorf("%w: an interrupted change (%s) of namespace %s waits for region %s; if its memory was removed for good, remove %s", ErrBusy, i.Action, name, i.Region, d.path(name))
+		}
+	}
+	return nil
+}
 
 // finished reports whether the namespace is all that the intent wanted.
 func (i intent) finished(ns Namespace) bool {

@@ -279,18 +279,25 @@ func (m *System) repairAndRun(ctx context.Context, c *changing, f func(context.C
 	return f(ctx, c)
 }
 
-// repair finishes or undoes what the intents say was begun.
+// repair finishes or undoes what the intents say was begun. Nearly always there
+// are none, and reading the state, which takes long, is spared.
 func (c *changing) repair(ctx context.Context) error {
-	s, err := c.readForChange(ctx)
-	if err != nil {
+	all, err := c.intents.list()
+	if err != nil || len(all) == 0 {
 		return err
 	}
-	all, err := c.intents.list()
+	s, err := c.readForChange(ctx)
 	if err != nil {
 		return err
 	}
 	for _, i := range all {
 		ns, there := s.byUUID(i.UUID)
+		if _, known := s.region(i.Region); !there && !known && i.Region != "" {
+			// After a boot the kernel may not have found it yet, and what was left
+			// half done may be there later.
+			klog.V(2).InfoS("An interrupted change of a namespace waits for its region", "action", i.Action, "namespace", i.Name, "region", i.Region)
+			continue
+		}
 		if there && !i.finished(ns.Namespace) {
 			klog.InfoS("Removing what an interrupted change of a namespace left", "action", i.Action, "namespace", i.Name, "uuid", i.UUID)
 			err := c.remove(ctx, ns)

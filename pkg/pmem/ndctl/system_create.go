@@ -44,6 +44,9 @@ func (c *changing) create(ctx context.Context, req CreateRequest) (Namespace, er
 		}
 		return Namespace{}, err
 	}
+	if err := c.intents.pending(req.Name); err != nil {
+		return Namespace{}, err
+	}
 	region, ok := s.region(req.Region)
 	if !ok {
 		return Namespace{}, fmt.Errorf("%w: no region %q", ErrInvalid, req.Region)
@@ -71,7 +74,7 @@ func (c *changing) create(ctx context.Context, req CreateRequest) (Namespace, er
 // createOfSize makes a namespace that takes raw bytes, and reads it back.
 func (c *changing) createOfSize(ctx context.Context, req CreateRequest, region sysRegion, raw uint64) (Namespace, error) {
 	id := uuid.NewString()
-	i := intent{Action: creating, Name: req.Name, UUID: id, Mode: req.Mode}
+	i := intent{Action: creating, Name: req.Name, UUID: id, Mode: req.Mode, Region: region.Name}
 	if err := c.intents.save(i); err != nil {
 		return Namespace{}, err
 	}

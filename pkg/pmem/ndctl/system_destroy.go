@@ -34,7 +34,7 @@ func (c *changing) destroy(ctx context.Context, name string) error {
 	if r, ok := s.region(ns.Region); ok && !r.Labels {
 		return fmt.Errorf("%w: namespace %s fills a region without labels and cannot be destroyed", ErrUnsupported, name)
 	}
-	if err := c.intents.save(intent{Action: destroying, Name: name, UUID: ns.UUID, Mode: ns.Mode}); err != nil {
+	if err := c.intents.save(intent{Action: destroying, Name: name, UUID: ns.UUID, Mode: ns.Mode, Region: ns.Region}); err != nil {
 		return err
 	}
 	err = c.remove(ctx, ns)
