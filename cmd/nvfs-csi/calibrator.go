@@ -43,14 +43,19 @@ func newCalibrator(file string, emulate []string) (*calibrator, error) {
 	return c, nil
 }
 
-// start calibrates in the background: nothing waits for it, and volumes that
-// are mounted meanwhile use the default. The returned function ends it.
-func (c *calibrator) start(ctx context.Context) (stop func()) {
+// start calibrates in the background, as soon as ready is closed: nothing waits
+// for it, and volumes that are mounted meanwhile use the default. The returned
+// function ends it.
+func (c *calibrator) start(ctx context.Context, ready <-chan struct{}) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		c.run(ctx)
+		select {
+		case <-ready:
+			c.run(ctx)
+		case <-ctx.Done():
+		}
 	}()
 	return func() {
 		cancel()

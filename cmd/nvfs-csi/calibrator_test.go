@@ -60,7 +60,10 @@ func TestCalibratorMeasuresEachNodeOnce(t *testing.T) {
 func TestCalibratorStops(t *testing.T) {
 	c := newTestCalibrator(t)
 	c.budget = time.Hour
-	c.start(t.Context())()
+	ready := make(chan struct{})
+	close(ready)
+	c.start(t.Context(), ready)()
+	c.start(t.Context(), make(chan struct{}))()
 	if _, err := os.Stat(c.file); err == nil {
 		t.Error("an unfinished measurement was saved")
 	}

@@ -88,6 +88,9 @@ const zeroChunk = 64 << 20
 // the zeroes are durable.
 func zeroDevice(ctx context.Context, path string, from uint64, progress func(to uint64)) error {
 	return withDevice(path, false, func(m *pmem.Mapping) error {
+		if m.Backing().Kind == pmem.KindBlock {
+			return zeroBlockDevice(ctx, path, from, m.Size(), progress)
+		}
 		p := m.NewPersister()
 		for off := from; off < m.Size(); {
 			if err := ctx.Err(); err != nil {

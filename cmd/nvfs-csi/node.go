@@ -19,8 +19,8 @@ func newNodeCommand() *cobra.Command {
 	opt := driver.DefaultOptions()
 	opt.Version = version
 	var regions regionFlags
-	var runDir, calibrationFile, httpAddress string
-	var externalMountd bool
+	var runDir, calibrationFile, httpAddress, kubeconfig string
+	var externalMountd, annotated bool
 	cmd := &cobra.Command{
 		Use:   "node --node-id NAME [--emulate REGION]",
 		Short: "Run the CSI driver of one node",
@@ -29,7 +29,9 @@ func newNodeCommand() *cobra.Command {
 			"mounted when it ends: each is served by a process of its own.\n\n" +
 			"At its first start it measures for a few seconds which flush mode `auto` stands for\n" +
 			"on each kind of memory and NUMA node, and keeps that in --calibration-file. A volume\n" +
-			"that is mounted before uses the default.",
+			"that is mounted before uses the default. An administrator can choose another mode for\n" +
+			"a node: with --flush-mode, in --flush-mode-file, and, with --flush-mode-annotation, by\n" +
+			"the annotation " + driver.FlushModeAnnotation + " of its Node.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// Changes of regions are serialised with every other process on the
@@ -43,6 +45,21 @@ func newNodeCommand() *cobra.Command {
 				return err
 			}
 			calibrate.system, _ = manager.(*ndctl.System)
+			if calibrate.system == nil {
+				opt.SettleTimeout = 0 // emulated memory is there at once
+			}
+			var annotation *nodeAnnotation
+			var flushAnnotation func() string
+			if annotated {
+				client, err := kubernetesClient(kubeconfig)
+				if err != nil {
+					return err
+				}
+				if annotation, err = newNodeAnnotation(client, opt.NodeID, opt.StateDir); err != nil {
+					return err
+				}
+				flushAnnotation = annotation.get
+			}
 			run, err := runDirectory(runDir)
 			if err != nil {
 				return err
@@ -61,13 +78,18 @@ func newNodeCommand() *cobra.Command {
 				Volumes:    formatter{},
 				Kernel:     kernelFilesystems{},
 				Mount:      mount.New(""),
+
+				FlushAnnotation: flushAnnotation,
 			})
 			if err != nil {
 				return err
 			}
-			stop := calibrate.start(cmd.Context())
+			stop := calibrate.start(cmd.Context(), d.Settled())
 			defer stop()
 			group, ctx := errgroup.WithContext(cmd.Context())
+			if annotation != nil {
+				group.Go(func() error { annotation.run(ctx); return nil })
+			}
 			group.Go(func() error { return driver.ServeHTTP(ctx, httpAddress, d.HTTPHandler()) })
 			group.Go(func() error { return d.Run(ctx) })
 			return group.Wait()
@@ -77,7 +99,9 @@ func newNodeCommand() *cobra.Command {
 	cmd.Flags().StringVar(&runDir, "run-dir", mountd.DefaultStateDir, "directory of control sockets, locks and logs of the serving processes")
 	cmd.Flags().BoolVar(&externalMountd, "external-mountd", false, "wait for a keeper and mountd that others run on --run-dir, instead of starting them")
 	cmd.Flags().StringVar(&calibrationFile, "calibration-file", pmem.DefaultCalibrationFile, "file that keeps what was measured for the flush mode auto")
-	cmd.Flags().StringVar(&httpAddress, "http-address", "", "TCP address for /healthz, /metrics and "+driver.ReportPath+", such as :9810; none if empty")
+	cmd.Flags().StringVar(&httpAddress, "http-address", "", "TCP address for /healthz, /readyz, /metrics and "+driver.ReportPath+", such as :9810; none if empty")
+	cmd.Flags().BoolVar(&annotated, "flush-mode-annotation", false, "take the node's flush mode from the annotation "+driver.FlushModeAnnotation+" of its Node, if there is one; it takes precedence over the flag and the file")
+	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "", "file that says how to reach the API server for --flush-mode-annotation; the pod's own account if empty")
 	regions.addTo(cmd)
 	return cmd
 }

@@ -33,6 +33,9 @@ type volumeSpec struct {
 // left the code is Aborted or that of an ended context, so that the caller
 // asks again.
 func (d *Driver) create(ctx context.Context, spec volumeSpec) (*record, error) {
+	if err := d.settled(); err != nil {
+		return nil, err
+	}
 	r, err := d.volume(ctx, spec.id)
 	switch {
 	case errors.Is(err, errNoVolume):

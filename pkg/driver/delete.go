@@ -12,6 +12,9 @@ import (
 // delete deletes a volume that is not in use. It returns nil only when nothing
 // of the volume is left.
 func (d *Driver) delete(ctx context.Context, id string) error {
+	if err := d.settled(); err != nil {
+		return err
+	}
 	r, err := d.volume(ctx, id)
 	if errors.Is(err, errNoVolume) {
 		return nil

@@ -7,7 +7,6 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/klog/v2"
 	"k8s.io/mount-utils"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
@@ -26,6 +25,9 @@ type Deps struct {
 	// flush mode, else an error that says what they can. nil asks the CPU and
 	// the kind of region.
 	CheckFlush func(mode string, region ndctl.Region) error
+	// FlushAnnotation returns the node's annotation FlushModeAnnotation as it
+	// was last seen, "" for none. nil: the driver runs without an API server.
+	FlushAnnotation func() string
 	// Statfs is statfs(2) when nil.
 	Statfs func(path string, buf *unix.Statfs_t) error
 	// Ping makes the server of the mount at a path answer; mountd.Ping when
@@ -44,21 +46,23 @@ func (d *Deps) validate() error {
 
 // Driver is the driver of one node. Its methods are safe for concurrent use.
 type Driver struct {
-	options    Options
-	namespaces ndctl.Manager
-	nvfs       mountd.Mounter
-	volumes    VolumeFormatter
-	kernel     KernelFilesystems
-	mounts     *mounts
-	checkFlush func(mode string, region ndctl.Region) error
-	records    *records
-	inflight   inflight
-	eraser     eraser
-	servers    serverWatch
-	metrics    *driverMetrics
-	unlock     func() error
-	closeOnce  sync.Once
-	closeErr   error
+	options         Options
+	namespaces      ndctl.Manager
+	nvfs            mountd.Mounter
+	volumes         VolumeFormatter
+	kernel          KernelFilesystems
+	mounts          *mounts
+	checkFlush      func(mode string, region ndctl.Region) error
+	flushAnnotation func() string
+	records         *records
+	inflight        inflight
+	eraser          eraser
+	servers         serverWatch
+	settling        settling
+	metrics         *driverMetrics
+	unlock          func() error
+	closeOnce       sync.Once
+	closeErr        error
 }
 
 // New returns a driver that owns options.StateDir until Close, which Run calls.
@@ -75,15 +79,16 @@ func New(options Options, deps Deps) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{
-		options:    options,
-		namespaces: deps.Namespaces,
-		nvfs:       deps.NVFS,
-		volumes:    deps.Volumes,
-		kernel:     deps.Kernel,
-		mounts:     &mounts{table: deps.Mount, statfs: deps.Statfs, ping: deps.Ping},
-		checkFlush: deps.CheckFlush,
-		records:    records,
-		unlock:     unlock,
+		options:         options,
+		namespaces:      deps.Namespaces,
+		nvfs:            deps.NVFS,
+		volumes:         deps.Volumes,
+		kernel:          deps.Kernel,
+		mounts:          &mounts{table: deps.Mount, statfs: deps.Statfs, ping: deps.Ping},
+		checkFlush:      deps.CheckFlush,
+		flushAnnotation: deps.FlushAnnotation,
+		records:         records,
+		unlock:          unlock,
 	}
 	if d.mounts.statfs == nil {
 		d.mounts.statfs = unix.Statfs
@@ -95,6 +100,7 @@ func New(options Options, deps Deps) (*Driver, error) {
 		d.checkFlush = checkFlush
 	}
 	d.eraser.init(d)
+	d.settling.init()
 	d.metrics = newMetrics(d)
 	return d, nil
 }
@@ -110,14 +116,20 @@ func (d *Driver) Close() error {
 }
 
 // Run serves until ctx ends, finishes the calls that are running, and closes
-// the driver. It resumes erasures that an earlier driver began.
+// the driver. It resumes erasures that an earlier driver began, as soon as the
+// node's memory is there.
 func (d *Driver) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if err := d.resume(); err != nil {
-		klog.ErrorS(err, "Some volumes cannot be resumed")
-	}
 	var background sync.WaitGroup
+	if d.options.SettleTimeout > 0 {
+		d.settling.set(d.missingMemory(ctx))
+	}
+	if d.settled() == nil {
+		d.settle(ctx)
+	} else {
+		background.Go(func() { d.settle(ctx) })
+	}
 	background.Go(func() { d.servers.run(ctx, d) })
 	err := d.serve(ctx)
 	cancel()

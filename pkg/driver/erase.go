@@ -113,6 +113,9 @@ func (d *Driver) erase(ctx context.Context, r *record) error {
 		return err
 	}
 	keep := params.Provision == ProvisionNamespace
+	if err := d.wantRegion(ctx, r); err != nil {
+		return err
+	}
 	if err := d.eraseFurther(ctx, r, params.EraseOnDelete || keep); err != nil {
 		return err
 	}

@@ -30,6 +30,8 @@ type node struct {
 	mounts  *drivertest.Mounts
 	nvfs    *drivertest.NVFS
 	volumes *drivertest.Volumes
+	// annotation is the node's, nil without an API server.
+	annotation func() string
 
 	driver     *driver.Driver
 	controller csi.ControllerClient
@@ -65,6 +67,7 @@ func prepareNode(t *testing.T, regions ...ndctl.Region) *node {
 
 func (n *node) deps() driver.Deps {
 	return driver.Deps{Namespaces: n.ns, NVFS: n.nvfs, Volumes: n.volumes, Mount: n.mounts, Statfs: n.mounts.Statfs, Ping: n.mounts.Ping,
+		FlushAnnotation: n.annotation,
 		CheckFlush: func(mode string, _ ndctl.Region) error {
 			if mode == "movdir64b" {
 				return status.Error(codes.Internal, "flush mode movdir64b cannot be used; possible: nt, clwb")

@@ -10,6 +10,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem/ndctl"
 )
 
 // statusTimeout bounds the question to one server, so that one that hangs does
@@ -29,6 +31,10 @@ const (
 	reasonRegionsUnknown   = "RegionsUnreadable"
 	reasonNoRegion         = "NoRegion"
 	reasonRecordUnreadable = "RecordUnreadable"
+	reasonRecordLost       = "RecordLost"
+	reasonMemoryLate       = "MemoryNotThereYet"
+	reasonPoison           = "UnreadableBytes"
+	reasonFlushMode        = "FlushModeNotPossible"
 )
 
 // volumeHealth returns the condition of one volume. It takes no lock and
@@ -38,7 +44,11 @@ func (d *Driver) volumeHealth(ctx context.Context, id string) (*csi.VolumeHealth
 		return nil, err
 	}
 	r, err := d.peek(ctx, id)
+	var recordLost *recordLostError
 	switch {
+	case errors.As(err, &recordLost):
+		return &csi.VolumeHealth{VolumeId: id, HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{
+			healthEntry(csi.VolumeHealthErrorType_INACCESSIBLE, reasonRecordLost, err)}}, nil
 	case errors.Is(err, errNoVolume) && isOurID(id):
 		// Asked about by a node that should have it: the node or its memory
 		// was replaced.
@@ -60,22 +70,48 @@ func (d *Driver) conditions(ctx context.Context, r *record) []*csi.VolumeHealth_
 		return nil
 	}
 	ns, err := d.backing(ctx, r)
+	var late *memoryLateError
+	if errors.As(err, &late) {
+		return []*csi.VolumeHealth_VolumeHealthEntry{healthEntry(csi.VolumeHealthErrorType_INACCESSIBLE, reasonMemoryLate, err)}
+	}
 	if err != nil {
 		return []*csi.VolumeHealth_VolumeHealthEntry{lossEntry(err, reasonBackingLost)}
 	}
-	if r.Staged != nil && r.kernel() {
+	return append(d.poisonConditions(ctx, r, ns), d.contentConditions(ctx, r, ns)...)
+}
+
+// contentConditions returns what is wrong with what is on the volume.
+func (d *Driver) contentConditions(ctx context.Context, r *record, ns ndctl.Namespace) []*csi.VolumeHealth_VolumeHealthEntry {
+	switch {
+	case r.Staged != nil && r.kernel():
 		return nil // the kernel serves it, and has no health to ask for
-	}
-	if r.Staged != nil {
+	case r.Staged != nil:
 		return d.serverConditions(ctx, r)
-	}
-	if ns.InUse {
+	case ns.InUse:
 		return nil // being mounted or checked
 	}
 	if err := d.verifyContent(ctx, r, ns); err != nil {
 		return []*csi.VolumeHealth_VolumeHealthEntry{lossEntry(err, reasonContentLost)}
 	}
 	return nil
+}
+
+// poisonConditions returns an entry when the kernel knows of bytes of the volume
+// that cannot be read.
+func (d *Driver) poisonConditions(ctx context.Context, r *record, ns ndctl.Namespace) []*csi.VolumeHealth_VolumeHealthEntry {
+	bad, where := ns.BadBytes, []string{ns.Name}
+	for _, f := range r.Further {
+		more, err := d.namespaces.Namespace(ctx, f.Namespace)
+		if err != nil || !f.isNamespace(more, r.Region) {
+			continue // what is missing is found when the volume is staged
+		}
+		bad, where = bad+more.BadBytes, append(where, more.Name)
+	}
+	if bad == 0 {
+		return nil
+	}
+	return []*csi.VolumeHealth_VolumeHealthEntry{healthEntry(csi.VolumeHealthErrorType_DEGRADED, reasonPoison,
+		fmt.Errorf("%d bytes of namespace %s cannot be read (poison) and give EIO; restore the files concerned from a backup, see \"Unreadable bytes\" in docs/persistent-memory.md for how to find and clear the range", bad, strings.Join(where, ", ")))}
 }
 
 // lossEntry tells data that is lost from data that cannot be reached.
@@ -94,7 +130,7 @@ func (d *Driver) serverConditions(ctx context.Context, r *record) []*csi.VolumeH
 	status, err := d.nvfs.Status(ctx, r.ID)
 	if errors.Is(err, mountd.ErrNotServed) {
 		return []*csi.VolumeHealth_VolumeHealthEntry{healthEntry(csi.VolumeHealthErrorType_INACCESSIBLE, reasonNotServed,
-			fmt.Errorf("no process serves the volume staged at %s; delete the pods that use it, so that it is staged again", r.Staged.Path))}
+			fmt.Errorf("no process serves what is staged at %s (%w); delete the pods that use it, so that it is staged again", r.Staged.Path, err))}
 	}
 	if err != nil {
 		return []*csi.VolumeHealth_VolumeHealthEntry{healthEntry(csi.VolumeHealthErrorType_INACCESSIBLE, reasonNoAnswer, err)}
@@ -136,19 +172,34 @@ func (d *Driver) storageHealth(ctx context.Context) []*csi.NodeGetStorageHealthR
 		entries = append(entries, &csi.NodeGetStorageHealthResponse_StorageBackendHealth{Status: kind, Reason: reason, Message: message})
 	}
 	regions, err := d.namespaces.Regions(ctx)
-	var unusable []string
+	var unusable, poisoned, refused []string
 	for _, r := range regions {
-		if r.Unusable != "" {
+		switch {
+		case r.Unusable != "":
 			unusable = append(unusable, fmt.Sprintf("region %s: %s", r.Name, r.Unusable))
+		case d.checkFlushIn(string(pmem.Auto), r) != nil:
+			refused = append(refused, d.checkFlushIn(string(pmem.Auto), r).Error())
+		}
+		if r.BadBytes > 0 {
+			poisoned = append(poisoned, fmt.Sprintf("%d bytes of region %s", r.BadBytes, r.Name))
 		}
 	}
+	late := d.settling.missing()
 	switch {
+	case late != "":
+		add(csi.StorageHealthErrorType_STORAGE_UNREACHABLE, reasonMemoryLate, "waiting for persistent memory that is not there yet: "+late)
 	case err != nil:
 		add(csi.StorageHealthErrorType_STORAGE_UNREACHABLE, reasonRegionsUnknown, err.Error())
 	case len(regions) == 0:
 		add(csi.StorageHealthErrorType_STORAGE_UNREACHABLE, reasonNoRegion, "the node has no persistent memory region; \"nvfs-csi discover\" says more")
 	case len(unusable) > 0:
 		add(csi.StorageHealthErrorType_STORAGE_DEGRADED, reasonRegionUnusable, strings.Join(unusable, "; "))
+	}
+	if len(poisoned) > 0 {
+		add(csi.StorageHealthErrorType_STORAGE_DEGRADED, reasonPoison, strings.Join(poisoned, ", ")+" cannot be read (poison): ndctl list -RM shows where")
+	}
+	if len(refused) > 0 {
+		add(csi.StorageHealthErrorType_STORAGE_DEGRADED, reasonFlushMode, strings.Join(refused, "; "))
 	}
 	if _, err := d.records.list(); err != nil {
 		add(csi.StorageHealthErrorType_STORAGE_DEGRADED, reasonRecordUnreadable, err.Error())

@@ -12,13 +12,24 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// HTTPHandler serves /healthz, /metrics and the node's Report.
+// HTTPHandler serves /healthz, /readyz, /metrics and the node's Report.
 func (d *Driver) HTTPHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/healthz", d.HealthHandler())
+	mux.HandleFunc("/readyz", d.handleReady)
 	mux.Handle("/metrics", d.MetricsHandler())
 	mux.HandleFunc("GET "+ReportPath, d.handleReport)
 	return mux
+}
+
+// handleReady answers 503 while the driver waits for memory. It lives meanwhile
+// and serves what is there, so that this is not a matter of /healthz.
+func (d *Driver) handleReady(w http.ResponseWriter, _ *http.Request) {
+	if err := d.settled(); err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = w.Write([]byte("ok\n"))
 }
 
 func (d *Driver) handleReport(w http.ResponseWriter, r *http.Request) {

@@ -29,8 +29,8 @@ func (s *identityServer) GetPluginCapabilities(context.Context, *csi.GetPluginCa
 	}}, nil
 }
 
-// Probe touches no device and takes no lock: a long operation must not look
-// like a dead driver.
+// Probe touches no device and waits for nothing: a long operation must not look
+// like a dead driver. The driver is not ready while it waits for memory.
 func (s *identityServer) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
-	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(s.d.settled() == nil)}, nil
 }

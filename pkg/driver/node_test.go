@@ -211,6 +211,7 @@ func TestHealth(t *testing.T) {
 		"server died":     {func(n *node, id string) { n.nvfs.Kill(id) }, csi.VolumeHealthErrorType_INACCESSIBLE, "ServerNotRunning"},
 		"damaged":         {func(n *node, id string) { n.nvfs.SetStatus(id, func(s *mountd.Status) { s.Health = "inode 7" }) }, csi.VolumeHealthErrorType_DEGRADED, "FilesystemDamaged"},
 		"turned readonly": {func(n *node, id string) { n.nvfs.SetStatus(id, func(s *mountd.Status) { s.ReadOnly = true }) }, csi.VolumeHealthErrorType_DEGRADED, "FilesystemReadOnly"},
+		"poison":          {func(n *node, id string) { n.ns.Poison(id, 512) }, csi.VolumeHealthErrorType_DEGRADED, "UnreadableBytes"},
 		"content lost": {func(n *node, id string) {
 			n.ok(n.unpublish(id, "pod"))
 			n.ok(n.unstage(id))

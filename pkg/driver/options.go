@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
 )
 
 // Name is the name of the driver everywhere: in the CSIDriver object, as
@@ -34,17 +36,26 @@ type Options struct {
 	// EraseWait is how long DeleteVolume waits for the erasure of a volume
 	// before it answers Aborted; the erasure goes on.
 	EraseWait time.Duration
-	Version   string // of the program
+	// SettleTimeout is how long after the start memory that is missing is
+	// waited for before it is taken for lost; 0 waits for nothing.
+	SettleTimeout time.Duration
+	// FlushMode is what the flush mode auto means on this node; "" or auto: what
+	// was measured. FlushModeFile, if it is given and exists, holds another
+	// choice, and the annotation of the node (Deps) a third; the last one wins.
+	FlushMode     string
+	FlushModeFile string
+	Version       string // of the program
 }
 
 // DefaultOptions returns the options of an ordinary node; NodeID is missing.
 func DefaultOptions() Options {
 	return Options{
-		Endpoint:   "unix:///var/lib/kubelet/plugins/" + Name + "/csi.sock",
-		StateDir:   "/var/lib/" + Name,
-		KubeletDir: "/var/lib/kubelet",
-		EraseWait:  5 * time.Second,
-		Version:    "unknown",
+		Endpoint:      "unix:///var/lib/kubelet/plugins/" + Name + "/csi.sock",
+		StateDir:      "/var/lib/" + Name,
+		KubeletDir:    "/var/lib/kubelet",
+		EraseWait:     5 * time.Second,
+		SettleTimeout: 2 * time.Minute,
+		Version:       "unknown",
 	}
 }
 
@@ -58,6 +69,9 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.Register, "register", o.Register, "announce the driver to the kubelet on a socket in KUBELET-DIR/plugins_registry")
 	fs.StringVar(&o.KubeletEndpoint, "kubelet-endpoint", o.KubeletEndpoint, "path of the CSI socket as the kubelet sees it, if it differs from --endpoint")
 	fs.DurationVar(&o.EraseWait, "erase-wait", o.EraseWait, "how long DeleteVolume waits for the erasure before it asks the caller to retry")
+	fs.DurationVar(&o.SettleTimeout, "settle-timeout", o.SettleTimeout, "how long after the start memory that is missing is waited for before it is taken for lost; 0: not at all")
+	fs.StringVar(&o.FlushMode, "flush-mode", o.FlushMode, "flush mode of volumes whose class says auto, instead of what this node has measured")
+	fs.StringVar(&o.FlushModeFile, "flush-mode-file", o.FlushModeFile, "file with such a flush mode, which is read whenever a volume is staged; it takes precedence over --flush-mode")
 }
 
 // labelValue is what Kubernetes accepts as the value of a label, which a
@@ -80,6 +94,15 @@ func (o *Options) Validate() error {
 	}
 	if o.KubeletEndpoint != "" && !filepath.IsAbs(o.KubeletEndpoint) {
 		errs = append(errs, fmt.Errorf("--kubelet-endpoint %q must be an absolute path", o.KubeletEndpoint))
+	}
+	if o.SettleTimeout < 0 {
+		errs = append(errs, fmt.Errorf("--settle-timeout %s must not be negative", o.SettleTimeout))
+	}
+	if _, err := pmem.ParseMode(o.FlushMode); err != nil {
+		errs = append(errs, fmt.Errorf("--flush-mode: %w", err))
+	}
+	if o.FlushModeFile != "" && !filepath.IsAbs(o.FlushModeFile) {
+		errs = append(errs, fmt.Errorf("--flush-mode-file %q must be an absolute path", o.FlushModeFile))
 	}
 	if o.EraseWait < 0 {
 		errs = append(errs, fmt.Errorf("--erase-wait %s must not be negative", o.EraseWait))

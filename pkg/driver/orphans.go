@@ -3,6 +3,8 @@ package driver
 import (
 	"context"
 	"fmt"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem/ndctl"
 )
 
 // Orphan is something of ours that nobody asks for any more. It is reported
@@ -38,10 +40,20 @@ func (d *Driver) Orphans(ctx context.Context) ([]Orphan, error) {
 		r := known[ns.Name]
 		switch {
 		case r == nil && (isOurID(ns.Name) || furtherPattern.MatchString(ns.Name)):
-			orphans = append(orphans, Orphan{ns.Name, ns.Region, ns.Raw, "made by this driver, but it has no record of it"})
+			orphans = append(orphans, Orphan{ns.Name, ns.Region, ns.Raw, d.withoutRecord(ns)})
 		case r != nil && r.Phase == phaseCreating && !d.inflight.busy(r.ID):
 			orphans = append(orphans, Orphan{ns.Name, ns.Region, ns.Raw, fmt.Sprintf("creation of volume %q was never finished", r.Name)})
 		}
 	}
 	return orphans, nil
+}
+
+// withoutRecord says why a namespace of ours that has no record is kept, and what
+// to do.
+func (d *Driver) withoutRecord(ns ndctl.Namespace) string {
+	const reason = "made by this driver, but it has no record of it"
+	if ns.Mode == ndctl.DevDax {
+		return reason
+	}
+	return reason + fmt.Sprintf(", and only NVFS can be recognised without one. "+recordLostRemedy, d.records.path(ns.Name), ns.Name)
 }

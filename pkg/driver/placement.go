@@ -79,10 +79,10 @@ func (d *Driver) checkRegion(p Params, r ndctl.Region) error {
 	if err := d.checkKernelRegion(p, r); err != nil {
 		return err
 	}
-	if err := d.checkFlush(p.FlushMode, r); err != nil {
-		return fmt.Errorf("region %s: %w", r.Name, err)
+	if p.kernel() {
+		return nil // the kernel flushes
 	}
-	return nil
+	return d.checkFlushIn(p.FlushMode, r)
 }
 
 // orderRegions sorts by policy; regions that are equal in its eyes stay in

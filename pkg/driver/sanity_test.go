@@ -34,6 +34,7 @@ func testOptions(dir string) driver.Options {
 	o.StateDir = filepath.Join(dir, "state")
 	o.KubeletDir = filepath.Join(dir, "kubelet")
 	o.Version = "test"
+	o.SettleTimeout = 0 // what fakes do not have does not come
 	return o
 }
 

@@ -169,6 +169,10 @@ func (d *Driver) mountStaged(ctx context.Context, r *record, ns ndctl.Namespace,
 	if err != nil {
 		return err
 	}
+	flush, err := d.resolveFlush(params.FlushMode)
+	if err != nil {
+		return err
+	}
 	r.Staged = &want
 	if err := d.records.save(r); err != nil {
 		return err
@@ -178,7 +182,7 @@ func (d *Driver) mountStaged(ctx context.Context, r *record, ns ndctl.Namespace,
 		Path:       ns.Device,
 		Devices:    devices,
 		Mountpoint: want.Path,
-		Flush:      params.FlushMode,
+		Flush:      flush.mode,
 		Cache:      params.CacheMode,
 		Transport:  params.Transport,
 		ReadOnly:   want.ReadOnly,
@@ -191,7 +195,7 @@ func (d *Driver) mountStaged(ctx context.Context, r *record, ns ndctl.Namespace,
 		r.Staged = nil // a failed Mount leaves nothing
 		return joinReasons(fmt.Errorf("mount volume %s at %s: %w", r.ID, want.Path, err), d.records.save(r))
 	}
-	klog.V(2).InfoS("Staged volume", "volumeID", r.ID, "path", want.Path, "device", ns.Device)
+	klog.V(2).InfoS("Staged volume", "volumeID", r.ID, "path", want.Path, "device", ns.Device, "flushMode", flush.mode, "chosenBy", flush.source)
 	return nil
 }
 
@@ -206,7 +210,7 @@ func (d *Driver) checkFlushOf(ctx context.Context, mode string, ns ndctl.Namespa
 		if r.Name != ns.Region {
 			continue
 		}
-		if err := d.checkFlush(mode, r); err != nil {
+		if err := d.checkFlushIn(mode, r); err != nil {
 			return failedPrecondition("%s=%s cannot be honoured: %w", KeyFlushMode, mode, err)
 		}
 		return nil

@@ -38,13 +38,22 @@ func (d *Driver) peek(ctx context.Context, id string) (*record, error) {
 
 // recover makes a record from the namespace of that name, provided that its
 // superblock says that it holds this very volume.
+//
+// Only NVFS on a devdax namespace can say so. A filesystem of the kernel has no
+// place for the parameters, and what is on a raw block volume a pod has written.
 func (d *Driver) recover(ctx context.Context, id string) (*record, error) {
 	ns, err := d.namespaces.Namespace(ctx, id)
 	if errors.Is(err, ndctl.ErrNotFound) {
+		if err := d.settled(); err != nil {
+			return nil, err
+		}
 		return nil, fmt.Errorf("%w: %s has no record and no namespace", errNoVolume, id)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("volume %s has no record: %w", id, err)
+	}
+	if ns.Mode != ndctl.DevDax {
+		return nil, &codedError{code: codes.FailedPrecondition, err: &recordLostError{d.records.path(id), ns}}
 	}
 	found, err := d.volumes.Probe(ctx, ns.Device)
 	if err != nil {
@@ -68,6 +77,20 @@ func (d *Driver) recover(ctx context.Context, id string) (*record, error) {
 		Region: ns.Region, Requested: ns.Size, Capacity: capacity, Further: more}, nil
 }
 
+// recordLostError says that a volume cannot be used, because nothing tells any
+// more what it is. Its namespace is left as it is.
+type recordLostError struct {
+	path string // of the record that is missing
+	ns   ndctl.Namespace
+}
+
+func (e *recordLostError) Error() string {
+	return fmt.Sprintf("namespace %s (%s, in region %s) has no record on this node, so it is neither handed out nor formatted nor erased. "+recordLostRemedy, e.ns.Name, e.ns.Mode, e.ns.Region, e.path, e.ns.Name)
+}
+
+// recordLostRemedy takes the path of the record and the name of the namespace.
+const recordLostRemedy = `If it is needed, put %s back or write it anew ("A record that is lost" in docs/persistent-memory.md), else remove it: ndctl destroy-namespace --force with the number that ndctl list -N shows for %s`
+
 func describe(f Found) string {
 	switch f.Content {
 	case ContentBlank:
@@ -83,6 +106,11 @@ func describe(f Found) string {
 // its place.
 func (d *Driver) backing(ctx context.Context, r *record) (ndctl.Namespace, error) {
 	ns, err := d.namespaces.Namespace(ctx, r.Namespace)
+	if errors.Is(err, ndctl.ErrNotFound) || errors.Is(err, ndctl.ErrLost) {
+		if err := d.settled(); err != nil {
+			return ns, err
+		}
+	}
 	switch {
 	case errors.Is(err, ndctl.ErrNotFound):
 		return ns, dataLost(r, "namespace %s of region %s does not exist any more", r.Namespace, r.Region)

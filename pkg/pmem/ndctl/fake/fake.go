@@ -37,6 +37,7 @@ type Manager struct {
 	before     map[Op][]error
 	after      map[Op][]error
 	calls      map[Op]int
+	hidden     bool
 }
 
 type namespace struct {
@@ -106,6 +107,30 @@ func (m *Manager) Forget(name string) {
 	delete(m.namespaces, name)
 }
 
+// Hide lets all regions and namespaces look as if they were not there, like
+// before the kernel has found them; Show ends that.
+func (m *Manager) Hide() { m.setHidden(true) }
+
+// Show ends Hide.
+func (m *Manager) Show() { m.setHidden(false) }
+
+func (m *Manager) setHidden(hidden bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.hidden = hidden
+}
+
+// Poison says how many bytes of a namespace, and of its region, cannot be read.
+func (m *Manager) Poison(name string, bytes uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.namespaces[name]
+	n.BadBytes = bytes
+	r := m.regions[n.Region]
+	r.BadBytes = bytes
+	m.regions[n.Region] = r
+}
+
 // enter counts the call and returns the error injected before op.
 func (m *Manager) enter(ctx context.Context, op Op) error {
 	m.calls[op]++
@@ -133,6 +158,9 @@ func (m *Manager) Regions(ctx context.Context) ([]ndctl.Region, error) {
 	}
 	var all []ndctl.Region
 	for _, r := range m.regions {
+		if m.hidden {
+			break
+		}
 		holes := m.holes(r)
 		r.Available, r.LargestExtent = extent.Total(holes), extent.Largest(holes)
 		all = append(all, r)
@@ -150,6 +178,9 @@ func (m *Manager) Namespaces(ctx context.Context) ([]ndctl.Namespace, error) {
 	}
 	var all []ndctl.Namespace
 	for _, n := range m.namespaces {
+		if m.hidden {
+			break
+		}
 		all = append(all, n.Namespace)
 	}
 	sort.Slice(all, func(i, j int) bool { return all[i].Name < all[j].Name })
@@ -279,7 +310,7 @@ func (m *Manager) extend(n *namespace, size uint64) error {
 func (m *Manager) find(name string) (*namespace, error) {
 	n := m.namespaces[name]
 	switch {
-	case n == nil:
+	case n == nil || m.hidden:
 		return nil, fmt.Errorf("%w: %q", ndctl.ErrNotFound, name)
 	case n.Lost != "":
 		return n, fmt.Errorf("%w: %s", ndctl.ErrLost, n.Lost)
