@@ -59,10 +59,15 @@ func resend(fd uintptr) error {
 // so all of them have been answered when there is nothing left to read, or
 // when a request turns up that is sent for the first time.
 func (t *devThread) replay(r *Resume) error {
-	if err := resend(t.fd); err != nil {
-		return err
+	session := t.dev.conn.session.Load()
+	// Without that there is nothing to be sent again: the server before has
+	// handed over, and answered all that it had read.
+	if session == nil || session.CanResume() {
+		if err := resend(t.fd); err != nil {
+			return err
+		}
 	}
-	if t.dev.conn.session.Load() == nil {
+	if session == nil {
 		return nil // INIT itself is what is sent again
 	}
 	// A caller that is killed takes its request back, so whether there is one
