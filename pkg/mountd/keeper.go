@@ -230,21 +230,9 @@ func (k *keeper) removeLog() {
 func (k *keeper) end() { k.endOnce.Do(func() { close(k.ending) }) }
 
 func (k *keeper) listen() {
-	for {
-		c, err := k.listener.AcceptUnix()
-		if err != nil {
-			if !errors.Is(err, net.ErrClosed) {
-				klog.ErrorS(err, "The keeper's socket failed")
-				k.end()
-			}
-			return
-		}
-		if err := checkPeer(c); err != nil {
-			klog.ErrorS(err, "Connection refused")
-			c.Close()
-			continue
-		}
-		k.admit(newLink(c))
+	if err := acceptLinks(k.listener, k.admit); err != nil {
+		klog.ErrorS(err, "The keeper's socket failed")
+		k.end()
 	}
 }
 

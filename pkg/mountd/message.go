@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/fusefs"
 )
@@ -294,4 +295,24 @@ func listenLinks(stateDir, name string) (*net.UnixListener, error) {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
 	return l, nil
+}
+
+// acceptLinks gives those who connect, and may, to admit until the listener is
+// closed, or fails.
+func acceptLinks(listener *net.UnixListener, admit func(*link)) error {
+	for {
+		c, err := listener.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := checkPeer(c); err != nil {
+			klog.ErrorS(err, "Connection refused")
+			c.Close()
+			continue
+		}
+		admit(newLink(c))
+	}
 }

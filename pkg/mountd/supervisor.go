@@ -149,21 +149,9 @@ func (s *supervisor) release() {
 func (s *supervisor) end() { s.endOnce.Do(func() { close(s.ending) }) }
 
 func (s *supervisor) listen() {
-	for {
-		c, err := s.listener.AcceptUnix()
-		if err != nil {
-			if !errors.Is(err, net.ErrClosed) {
-				klog.ErrorS(err, "The socket of mountd failed")
-				s.end()
-			}
-			return
-		}
-		if err := checkPeer(c); err != nil {
-			klog.ErrorS(err, "Connection refused")
-			c.Close()
-			continue
-		}
-		s.greet(newLink(c))
+	if err := acceptLinks(s.listener, s.greet); err != nil {
+		klog.ErrorS(err, "The socket of mountd failed")
+		s.end()
 	}
 }
 

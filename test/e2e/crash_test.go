@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -22,27 +21,10 @@ import (
 // servicesOf lists the keeper and the mountd of a state directory.
 func servicesOf(t *testing.T, stateDir string) []int {
 	t.Helper()
-	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var pids []int
-	for _, name := range lines {
-		line, err := os.ReadFile(name)
-		args := strings.Split(string(line), "\x00")
-		if err != nil || len(args) < 2 || args[1] != "keeper" && args[1] != "mountd" {
-			continue
-		}
-		if i := slices.Index(args, "--state-dir"); i < 0 || args[i+1] != stateDir {
-			continue
-		}
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		pids = append(pids, pid)
-	}
-	return pids
+	return processesWith(t, func(args []string) bool {
+		i := slices.Index(args, "--state-dir")
+		return (args[1] == "keeper" || args[1] == "mountd") && i >= 0 && args[i+1] == stateDir
+	})
 }
 
 // dieForGood kills the serving process and everybody who could replace it, so that

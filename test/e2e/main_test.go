@@ -228,6 +228,15 @@ func (v testVolume) path(elem ...string) string {
 // serversOf lists the processes of the program whose command line names path.
 func serversOf(t *testing.T, path string) []int {
 	t.Helper()
+	return processesWith(t, func(args []string) bool {
+		return args[1] == "serve" && strings.Contains(strings.Join(args, "\x00"), path)
+	})
+}
+
+// processesWith lists the processes whose command line, of at least two
+// arguments, is as wanted.
+func processesWith(t *testing.T, wanted func(args []string) bool) []int {
+	t.Helper()
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		t.Fatal(err)
@@ -236,7 +245,7 @@ func serversOf(t *testing.T, path string) []int {
 	for _, name := range lines {
 		line, err := os.ReadFile(name)
 		args := strings.Split(string(line), "\x00")
-		if err != nil || len(args) < 2 || args[1] != "serve" || !strings.Contains(string(line), path) {
+		if err != nil || len(args) < 2 || !wanted(args) {
 			continue
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))

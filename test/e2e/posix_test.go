@@ -384,15 +384,7 @@ func changedStamps(was, now stamps, start, end time.Time) string {
 // from run to run.
 func describeContent(t *testing.T, dir string) string {
 	t.Helper()
-	var lines []string
-	err := filepath.WalkDir(dir, func(name string, _ os.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		var st unix.Stat_t
-		if err := unix.Lstat(name, &st); err != nil {
-			return err
-		}
+	return describe(t, dir, func(name, rel string, st *unix.Stat_t) (string, error) {
 		content := ""
 		switch st.Mode & unix.S_IFMT {
 		case unix.S_IFDIR:
@@ -403,20 +395,14 @@ func describeContent(t *testing.T, dir string) string {
 			if st.Size < 8<<20 {
 				all, err := os.ReadFile(name)
 				if err != nil {
-					return err
+					return "", err
 				}
 				content = runs(all)
 			}
 		}
-		rel, _ := filepath.Rel(dir, name)
-		lines = append(lines, fmt.Sprintf("%s: mode %o links %d owner %d:%d rdev %d size %d content %s attributes %s",
-			rel, st.Mode, st.Nlink, st.Uid, st.Gid, st.Rdev, st.Size, content, describeXattrs(name)))
-		return nil
+		return fmt.Sprintf("%s: mode %o links %d owner %d:%d rdev %d size %d content %s attributes %s",
+			rel, st.Mode, st.Nlink, st.Uid, st.Gid, st.Rdev, st.Size, content, describeXattrs(name)), nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return strings.Join(lines, "\n")
 }
 
 // describeXattrs is all attributes of a file with their values.

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// describeTree is one line for each name below dir.
-func describeTree(t *testing.T, dir string) string {
+// describe is what line says of each name below dir, a line each.
+func describe(t *testing.T, dir string, line func(name, rel string, st *unix.Stat_t) (string, error)) string {
 	t.Helper()
 	var lines []string
 	err := filepath.WalkDir(dir, func(name string, _ os.DirEntry, err error) error {
@@ -25,16 +25,29 @@ func describeTree(t *testing.T, dir string) string {
 		if err := unix.Lstat(name, &st); err != nil {
 			return err
 		}
-		target, _ := os.Readlink(name)
-		lines = append(lines, fmt.Sprintf("%q mode %o nlink %d uid %d gid %d rdev %d size %d blocks %d mtime %d.%d ctime %d.%d -> %q xattr %s",
-			name, st.Mode, st.Nlink, st.Uid, st.Gid, st.Rdev, st.Size, st.Blocks, st.Mtim.Sec, st.Mtim.Nsec, st.Ctim.Sec, st.Ctim.Nsec,
-			target, listXattrs(name)))
-		return nil
+		rel, err := filepath.Rel(dir, name)
+		if err != nil {
+			return err
+		}
+		text, err := line(name, rel, &st)
+		lines = append(lines, text)
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return strings.Join(lines, "\n")
+}
+
+// describeTree is one line for each name below dir.
+func describeTree(t *testing.T, dir string) string {
+	t.Helper()
+	return describe(t, dir, func(name, _ string, st *unix.Stat_t) (string, error) {
+		target, _ := os.Readlink(name)
+		return fmt.Sprintf("%q mode %o nlink %d uid %d gid %d rdev %d size %d blocks %d mtime %d.%d ctime %d.%d -> %q xattr %s",
+			name, st.Mode, st.Nlink, st.Uid, st.Gid, st.Rdev, st.Size, st.Blocks, st.Mtim.Sec, st.Mtim.Nsec, st.Ctim.Sec, st.Ctim.Nsec,
+			target, listXattrs(name)), nil
+	})
 }
 
 func listXattrs(name string) string {

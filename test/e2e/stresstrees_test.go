@@ -54,16 +54,7 @@ func makeZoo(t *testing.T, dir string) {
 func describeCopy(t *testing.T, dir string) string {
 	t.Helper()
 	links := map[uint64]string{}
-	var lines []string
-	err := filepath.WalkDir(dir, func(name string, _ os.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		var st unix.Stat_t
-		if err := unix.Lstat(name, &st); err != nil {
-			return err
-		}
-		rel, _ := filepath.Rel(dir, name)
+	return describe(t, dir, func(name, rel string, st *unix.Stat_t) (string, error) {
 		if links[st.Ino] == "" {
 			links[st.Ino] = rel
 		}
@@ -71,18 +62,10 @@ func describeCopy(t *testing.T, dir string) string {
 		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 			size = 0
 		}
-		content, err := contentOf(name, &st)
-		if err != nil {
-			return err
-		}
-		lines = append(lines, fmt.Sprintf("%q is %q: mode %o links %d owner %d:%d rdev %d size %d modified %d.%09d content %s attributes %s",
-			rel, links[st.Ino], st.Mode, st.Nlink, st.Uid, st.Gid, st.Rdev, size, st.Mtim.Sec, st.Mtim.Nsec, content, describeXattrs(name)))
-		return nil
+		content, err := contentOf(name, st)
+		return fmt.Sprintf("%q is %q: mode %o links %d owner %d:%d rdev %d size %d modified %d.%09d content %s attributes %s",
+			rel, links[st.Ino], st.Mode, st.Nlink, st.Uid, st.Gid, st.Rdev, size, st.Mtim.Sec, st.Mtim.Nsec, content, describeXattrs(name)), err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return strings.Join(lines, "\n")
 }
 
 func contentOf(name string, st *unix.Stat_t) (string, error) {
