@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"unsafe"
@@ -243,7 +245,8 @@ func (n *node) killedAt(f *fuse, op int, first, second int64) (firstDied, second
 	return firstDied, secondDied
 }
 
-// checkVolume unmounts the volume and checks what is on it.
+// checkVolume unmounts the volume and checks what is on it. What the kernel
+// had in its caches while the servers died may have been better than that.
 func (n *node) checkVolume() {
 	n.t.Helper()
 	n.unmount()
@@ -254,6 +257,17 @@ func (n *node) checkVolume() {
 	must(n.t, errors.Join(err, space.Close()))
 	if report.ExitCode() != fsck.ExitClean {
 		n.t.Errorf("fsck: %+v", report.Counts)
+	}
+	n.mount()
+	defer n.unmount()
+	entries, err := os.ReadDir(n.spec.Mountpoint)
+	must(n.t, err)
+	for _, e := range entries {
+		op, err := strconv.Atoi(strings.Fields(e.Name())[0])
+		must(n.t, err)
+		if err := onceOnly[op].check(workDir(filepath.Join(n.spec.Mountpoint, e.Name()))); err != nil {
+			n.t.Errorf("%s, %q after a new mount: %v", onceOnly[op].name, e.Name(), err)
+		}
 	}
 }
 

@@ -82,6 +82,7 @@ type testVolume struct {
 	grown     bool
 	volatile  bool
 	uncounted bool // statfs never returns, as while the volume is counted
+	large     bool // takes long to close
 }
 
 func openTestVolume(spec Spec, o OpenOptions) (Volume, error) {
@@ -109,7 +110,8 @@ func openTestVolume(spec Spec, o OpenOptions) (Volume, error) {
 		return nil, err
 	}
 	return &testVolume{Filesystem: fusefs.NewNull(space), space: space, path: spec.Path,
-		volatile: string(content) == "volatile", uncounted: string(content) == "uncounted"}, nil
+		volatile: string(content) == "volatile", uncounted: string(content) == "uncounted",
+		large: string(content) == "large"}, nil
 }
 
 func (v *testVolume) NewWorker() (fusefs.Worker, error) {
@@ -118,6 +120,9 @@ func (v *testVolume) NewWorker() (fusefs.Worker, error) {
 }
 
 func (v *testVolume) Close() error {
+	if v.large {
+		time.Sleep(100 * time.Millisecond)
+	}
 	return errors.Join(v.space.Close(), os.WriteFile(v.path, []byte("clean"), 0o600))
 }
 func (v *testVolume) Grow(...string) (uint64, error) {

@@ -239,11 +239,35 @@ func (c *client) execute(m message, fds []int) (*fusefs.Session, error) {
 func (c *client) reserve(volumeID string) error {
 	c.release()
 	lock, err := takeLock(c.s.opts.StateDir, volumeID)
+	if errors.Is(err, ErrInUse) && c.s.awaitUnmounted(volumeID) {
+		lock, err = takeLock(c.s.opts.StateDir, volumeID)
+	}
 	if err != nil {
 		return err
 	}
 	c.lock, c.reserved = lock, volumeID
 	return nil
+}
+
+// awaitUnmounted waits for the server of a volume that is not mounted any more:
+// umount(8) returns before that has closed the volume. It reports whether there
+// was one, and has ended.
+func (s *supervisor) awaitUnmounted(volumeID string) bool {
+	s.mu.Lock()
+	v := s.volumes[volumeID]
+	s.mu.Unlock()
+	if v == nil || v.mounted() {
+		return false
+	}
+	timer := time.NewTimer(readyTimeout)
+	defer timer.Stop()
+	select {
+	case <-v.done:
+		return true
+	case <-timer.C:
+	case <-s.ctx.Done():
+	}
+	return false
 }
 
 func (c *client) release() {

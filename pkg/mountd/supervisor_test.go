@@ -66,6 +66,24 @@ func TestMountAsMountdEnds(t *testing.T) {
 	}
 }
 
+// umount(8) returns before a large volume is closed; it can be mounted again
+// nevertheless.
+func TestMountRightAfterUmount(t *testing.T) {
+	n := newNode(t, "large")
+	other := newVolumeOn(n, "vol-2") // keeps mountd
+	must(t, n.l.Mount(within(t), other))
+	n.mount()
+	p := n.running()
+	must(t, fusefs.Unmount(n.spec.Mountpoint))
+	n.mount()
+	if now := n.running(); now.pid == p.pid {
+		t.Error("the process that was to end serves")
+	}
+	n.unmount()
+	n.checkMedium("clean")
+	must(t, n.l.Unmount(within(t), other.VolumeID, other.Mountpoint))
+}
+
 // A volume that is unmounted before its new server has come to say that it
 // answers is closed by that server all the same.
 func TestUnmountedBeforeReady(t *testing.T) {

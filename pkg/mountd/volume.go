@@ -41,7 +41,7 @@ type volume struct {
 	s     *supervisor
 	fd    int
 	first chan error    // how the first server did; one value
-	done  chan struct{} // closed when the connection has ended
+	done  chan struct{} // closed when the connection has ended, and nobody serves the volume
 
 	mu       sync.Mutex
 	held     Held
@@ -80,6 +80,13 @@ func (v *volume) session() *fusefs.Session {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.held.Session
+}
+
+// mounted reports whether the connection has not ended.
+func (v *volume) mounted() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return !v.closed && connectionAlive(v.fd)
 }
 
 // holding is the connection with a descriptor of the caller's own.
@@ -201,7 +208,7 @@ func (v *volume) finish() {
 	v.lock = nil
 	v.mu.Unlock()
 	_ = unix.Close(v.fd)
-	close(v.done)
+	defer close(v.done)
 	if v.s.leaving() {
 		// The next mountd goes on with what there is.
 		if lock != nil {
