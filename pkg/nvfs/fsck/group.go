@@ -27,8 +27,9 @@ type group struct {
 	lost      atomic.Pointer[[]uint64]            // directories that it does not
 
 	// Of a repair: directories that their parent names, and that have the
-	// name which stays.
-	byParent, kept atomic.Pointer[[]uint64]
+	// name which stays; blocks that several files refer to, or a file and a
+	// tree.
+	byParent, kept, contested atomic.Pointer[[]uint64]
 }
 
 // word is the i-th word of the bitmap in block which of the group.

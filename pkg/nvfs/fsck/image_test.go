@@ -464,10 +464,14 @@ type populated struct {
 	chain                           []*file // directories below each other
 }
 
+// populatedBlocks is the size of the populated image: two groups, the second
+// smaller.
+const populatedBlocks = layout.HeaderBlocks + 1 + layout.GroupBlocks + 9000
+
 // populate makes an image with every structure of the format.
 func populate(t testing.TB, write bool) *populated {
 	t.Helper()
-	im := newImage(t, layout.HeaderBlocks+1+layout.GroupBlocks+9000) // two groups, the second smaller
+	im := newImage(t, populatedBlocks)
 	im.fanout, im.inLeaf = 3, 6
 	p := &populated{image: im}
 	root := im.root()

@@ -28,8 +28,9 @@ const maxRounds = 3
 // all, and no step needs another to follow: a repair that was interrupted
 // leaves a volume that the next one repairs, and nothing lost that it would
 // have kept. Memory is that of Check, with 24 bytes for each leaf of the
-// directory at work on and of damaged directories, and about 100 for each of
-// up to 65536 names that are added to lost+found in a step.
+// directory at work on and of damaged directories, about 100 for each run of
+// blocks that belongs to several owners, and as much for each of up to 65536
+// names that are added to lost+found in a step.
 func Repair(ctx context.Context, space pmem.Space, opt Options) (*Report, error) {
 	opt.Repair = false
 	if opt.MaxProblems <= 0 {
@@ -141,6 +142,8 @@ type repairer struct {
 	damaged   map[uint64]*dirTree // directories whose tree is to be rebuilt
 	remaining []Problem
 	path      []uint64
+	shared    []sharedRun // by inode number and place in the file
+	spent     [2]int      // groups before that one have no block for alloc, free or leaked
 }
 
 // did notes a repair.
@@ -199,6 +202,7 @@ func (r *repairer) repairAll() {
 		(*repairer).repairNames,
 		(*repairer).breakLoops,
 		func(r *repairer) { r.attachLost(r.repairLinks()) },
+		(*repairer).cloneShared,
 		(*repairer).freeLeaks,
 		(*repairer).withdrawIntents,
 	} {

@@ -1,9 +1,11 @@
 package fsck
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/layout"
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
@@ -20,6 +22,7 @@ type changes struct {
 	seq     uint64 // of the last record of the volume
 	objects []change
 	rec     []byte
+	direct  bool  // blocks were stored directly since the last fence
 	err     error // sticky: nothing is stored any more
 }
 
@@ -72,6 +75,8 @@ func (c *changes) commit() {
 // build puts the words that differ from memory into the record. It returns
 // the payload's length, -1 when it does not fit.
 func (c *changes) build() (int, uint32) {
+	// By address, so that apply flushes each line once.
+	slices.SortFunc(c.objects, func(a, b change) int { return cmp.Compare(a.off, b.off) })
 	pos, patches := layout.PayloadStart, uint32(0)
 	for _, o := range c.objects {
 		covered := o.buf
@@ -124,8 +129,8 @@ func (c *changes) write(n int, patches uint32) error {
 	slot := layout.SlotOffset(0)
 	c.p.Copy(slot, c.rec[:layout.RecRetire])
 	c.p.Copy(slot+layout.PayloadStart, c.rec[layout.PayloadStart:layout.PayloadStart+n])
-	if err := c.p.Fence(); err != nil {
-		return fmt.Errorf("the journal could not be made durable: %w", err)
+	if err := c.fence(); err != nil {
+		return err
 	}
 	if err := c.apply(r); err != nil {
 		return err
@@ -133,17 +138,35 @@ func (c *changes) write(n int, patches uint32) error {
 	return c.retire(slot, c.seq)
 }
 
-// apply stores the patches of a record. Doing it again is harmless.
+// apply stores the patches of a record. Doing it again is harmless. Patches in
+// the same line or in neighbouring ones are flushed together.
 func (c *changes) apply(r layout.Record) error {
+	const line = 64
+	var from, to uint64 // lines that await a flush
 	for pos := uint32(0); pos < r.Length(); {
 		p, next := r.PatchAt(pos)
+		first, end := p.Off&^(line-1), (p.Off+uint64(len(p.Data))+line-1)&^(line-1)
+		if first > to || first < from {
+			c.flush(from, to)
+			from, to = first, first
+		}
+		to = max(to, end)
 		for i := 0; i < len(p.Data); i += 8 {
 			c.p.Store64(p.Off+uint64(i), binary.LittleEndian.Uint64(p.Data[i:]))
 		}
-		c.p.Flush(p.Off, uint64(len(p.Data)))
 		pos = next
 	}
+	if to == 0 {
+		return nil
+	}
+	c.flush(from, to)
 	return c.fence()
+}
+
+func (c *changes) flush(from, to uint64) {
+	if to > from {
+		c.p.Flush(from, to-from)
+	}
 }
 
 // retire marks the record of that number as carried out.
@@ -154,15 +177,30 @@ func (c *changes) retire(slot, seq uint64) error {
 }
 
 // fresh stores a block that nothing refers to yet, sealed. It is durable
-// after fence.
+// after settle.
 func (c *changes) fresh(block uint64, n layout.Node) {
 	layout.Seal(c.seed, block, n.Covered())
+	c.copy(block*blockSize, n)
+}
+
+// copy stores what nothing refers to yet. It is durable after settle.
+func (c *changes) copy(off uint64, p []byte) {
 	if c.err == nil {
-		c.p.Copy(block*blockSize, n)
+		c.p.Copy(off, p)
+		c.direct = true
+	}
+}
+
+// settle makes what was stored directly durable. The fence of a record that
+// was written since then has done it already.
+func (c *changes) settle() {
+	if c.err == nil && c.direct {
+		c.err = c.fence()
 	}
 }
 
 func (c *changes) fence() error {
+	c.direct = false
 	if err := c.p.Fence(); err != nil {
 		return fmt.Errorf("changes could not be made durable: %w", err)
 	}

@@ -181,9 +181,7 @@ func (r *repairer) rebuildTree(ino uint64, t *dirTree, edit func(n layout.Inode)
 		r.left(Problem{Code: DirTree, Ino: ino}, "it cannot be rebuilt: %v; delete or grow something and repair again", b.err)
 		return
 	}
-	if r.ch.err == nil {
-		r.ch.err = r.ch.fence()
-	}
+	r.ch.settle()
 	g, index := r.place(ino)
 	n := r.stageInode(g, index)
 	n.SetDirRoot(root)

@@ -101,7 +101,8 @@ func (r *repairer) soundNode(ino, block uint64, height int) bool {
 }
 
 // repairExtents claims the extents of a file and drops what may not be. It
-// returns the number of blocks of extents and nodes.
+// returns the number of blocks of extents and nodes, those that others keep
+// included.
 func (r *repairer) repairExtents(g *group, index uint32, n layout.Inode) uint64 {
 	x := extentRepair{r: r, ino: r.ino(g, index), last: (n.Size() + blockSize - 1) / blockSize}
 	endless := n.Size() > 1<<63-1
@@ -165,7 +166,8 @@ func (x *extentRepair) leaf(part treePart, in extentBounds) int {
 
 // fix returns what is to be left of an extent; Len 0 for nothing. The first
 // to claim a block keeps it: the owner of a tree block, else the file with
-// the lowest number.
+// the lowest number. Blocks of the extent that others keep are noted, to be
+// replaced with copies by cloneShared.
 func (x *extentRepair) fix(e layout.Extent, in extentBounds) (layout.Extent, Code) {
 	var code Code
 	none := layout.Extent{}
@@ -182,8 +184,10 @@ func (x *extentRepair) fix(e layout.Extent, in extentBounds) (layout.Extent, Cod
 		}
 		e.Len, code = uint32(x.last-e.Logical), ExtentEOF
 	}
-	if !x.r.take(e.Physical, uint64(e.Len)) {
-		return none, BlockShared
+	if !x.r.takeUnclaimed(e.Physical, uint64(e.Len), func(start, n uint64) {
+		x.r.shared = append(x.r.shared, sharedRun{ino: x.ino, logical: e.Logical + (start - e.Physical), physical: start, len: n, flags: e.Flags})
+	}) {
+		return none, BlockRange
 	}
 	return e, code
 }

@@ -146,15 +146,24 @@ func (r *repairer) repairBlockBitmaps(choose func(have, used uint64, ok bool) ui
 	}
 }
 
+// dataRange is where blocks [start, start+n) lie, if they are data blocks of
+// one group; else g is nil.
+func (r *repairer) dataRange(start, n uint64) (g *group, from, to uint32) {
+	g = r.groupOf(start)
+	if g == nil || start < g.start+uint64(g.meta) || n > uint64(g.blocks) || start+n > g.start+uint64(g.blocks) {
+		return nil, 0, 0
+	}
+	return g, uint32(start - g.start), uint32(start - g.start + n)
+}
+
 // take claims blocks [start, start+n) if they are data blocks of one group
 // that nobody has claimed.
 func (r *repairer) take(start, n uint64) bool {
-	g := r.groupOf(start)
-	if g == nil || start < g.start+uint64(g.meta) || n > uint64(g.blocks) || start+n > g.start+uint64(g.blocks) {
+	g, from, to := r.dataRange(start, n)
+	if g == nil {
 		return false
 	}
 	words := g.claims()
-	from, to := uint32(start-g.start), uint32(start-g.start+n)
 	for bit := from; bit < to; bit = (bit | 63) + 1 {
 		if words[bit/64]&runMask(bit, to) != 0 {
 			return false
@@ -166,45 +175,143 @@ func (r *repairer) take(start, n uint64) bool {
 	return true
 }
 
+// takeUnclaimed claims those of the blocks [start, start+n) that nobody has
+// claimed, and calls shared for each run of the others. It returns false, and
+// claims nothing, if they are not data blocks of one group.
+func (r *repairer) takeUnclaimed(start, n uint64, shared func(start, n uint64)) bool {
+	if r.take(start, n) {
+		return true
+	}
+	g, from, to := r.dataRange(start, n)
+	if g == nil {
+		return false
+	}
+	words := g.claims()
+	claimed := func(bit uint32) bool { return words[bit/64]>>(bit%64)&1 == 1 }
+	for bit := from; bit < to; {
+		first, others := bit, claimed(bit)
+		for ; bit < to && claimed(bit) == others; bit++ {
+			if others {
+				setBit(&g.contested, bit, g.blocks)
+			}
+		}
+		if others {
+			shared(g.start+uint64(first), uint64(bit-first))
+			continue
+		}
+		for b := first; b < bit; b = (b | 63) + 1 {
+			words[b/64] |= runMask(b, bit)
+		}
+	}
+	return true
+}
+
 // runMask has the bits of [bit, to) set that lie in the word of bit.
 func runMask(bit, to uint32) uint64 {
 	return (^uint64(0) >> (64 - min(to-bit, 64-bit%64))) << (bit % 64)
 }
 
-// release takes the claim of a block back.
+// release takes the claim of a block back. A block that a file is still to get
+// a copy of stays claimed in this round, so that nothing is stored over it.
 func (r *repairer) release(block uint64) {
 	g := r.groupOf(block)
 	bit := uint32(block - g.start)
+	if hasBit(&g.contested, bit) {
+		return
+	}
 	g.claims()[bit/64] &^= 1 << (bit % 64)
+	r.spent[leakedBlocks] = 0
 }
 
 var errNoBlock = errors.New("no block is free")
 
-// alloc takes a free block, for a tree of a directory, and marks it used at
-// once: if the repair ends before something refers to it, it is leaked and no
-// more. Blocks that nothing refers to are taken only when no other is left.
+// What alloc may take: blocks that are free, and when no other is left, blocks
+// that are marked used but that nothing refers to.
+const (
+	freeBlocks = iota
+	leakedBlocks
+)
+
+// alloc takes a free block, for a tree of a directory or a file, and marks it
+// used at once: if the repair ends before something refers to it, it is leaked
+// and no more.
 func (r *repairer) alloc() (uint64, error) {
-	for _, leaked := range []bool{false, true} {
-		for k := range r.groups {
-			g := &r.groups[k]
-			claims := g.claims()
-			for i := range bitmapWords {
-				used := claims[i] | wordMask(i, g.meta) | ^wordMask(i, g.blocks)
-				if !leaked {
-					used |= g.word(r.volume, layout.GroupBlockBitmap, i)
-				}
-				if used == ^uint64(0) {
+	block, _, err := r.allocRun(1)
+	return block, err
+}
+
+// allocRun does so with the first run of want blocks in one group, else with
+// the longest that there is.
+func (r *repairer) allocRun(want uint64) (start, n uint64, err error) {
+	for tier := freeBlocks; tier <= leakedBlocks; tier++ {
+		g, bit, n := r.longestRun(uint32(min(want, layout.BitmapBits)), tier)
+		if n == 0 {
+			continue
+		}
+		words := g.claims()
+		for b := bit; b < bit+n; {
+			c := r.ch.stageChunk(g.start+layout.GroupBlockBitmap, b)
+			for end := min(bit+n, b-b%layout.ChunkBits+layout.ChunkBits); b < end; b++ {
+				c.SetBit(b%layout.ChunkBits, true)
+				words[b/64] |= 1 << (b % 64)
+			}
+			setCount(c, layout.GroupBlockBitmap)
+		}
+		r.ch.commit()
+		return g.start + uint64(bit), uint64(n), r.ch.err
+	}
+	return 0, 0, errNoBlock
+}
+
+// longestRun finds a run of want blocks, or the longest.
+func (r *repairer) longestRun(want uint32, tier int) (best *group, at, n uint32) {
+	some := false
+	for k := r.spent[tier]; k < len(r.groups); k++ {
+		g := &r.groups[k]
+		run := uint32(0)
+		for i := range bitmapWords {
+			used := r.usedWord(g, i, tier)
+			if used == ^uint64(0) {
+				run = 0
+				continue
+			}
+			for bit := range uint32(64) {
+				if used>>bit&1 == 1 {
+					run = 0
 					continue
 				}
-				bit := uint32(i*64 + bits.TrailingZeros64(^used))
-				claims[i] |= 1 << (bit % 64)
-				c := r.ch.stageChunk(g.start+layout.GroupBlockBitmap, bit)
-				c.SetBit(bit%layout.ChunkBits, true)
-				setCount(c, layout.GroupBlockBitmap)
-				r.ch.commit()
-				return g.start + uint64(bit), r.ch.err
+				some = true
+				if run++; run > n {
+					best, at, n = g, uint32(i)*64+bit+1-run, run
+				}
+				if n == want {
+					return best, at, n
+				}
 			}
 		}
+		if !some {
+			r.spent[tier] = k + 1
+		}
 	}
-	return 0, errNoBlock
+	return best, at, n
+}
+
+// usedWord has the bits of word i set of blocks that are not to be had.
+func (r *repairer) usedWord(g *group, i, tier int) uint64 {
+	used := g.claims()[i] | wordMask(i, g.meta) | ^wordMask(i, g.blocks)
+	if tier == freeBlocks {
+		used |= g.word(r.volume, layout.GroupBlockBitmap, i)
+	}
+	return used
+}
+
+// countFree counts the blocks that can be had.
+func (r *repairer) countFree() uint64 {
+	n := uint64(0)
+	for k := range r.groups {
+		for i := range bitmapWords {
+			n += uint64(bits.OnesCount64(^r.usedWord(&r.groups[k], i, leakedBlocks)))
+		}
+	}
+	return n
 }

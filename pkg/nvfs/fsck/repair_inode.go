@@ -200,25 +200,33 @@ func emptyRoot(n layout.Inode) {
 // counts of blocks made right.
 func (r *repairer) repairData() {
 	r.eachInode(func(g *group, index uint32, n layout.Inode) {
-		ino, mode := r.ino(g, index), n.Mode()&unix.S_IFMT
+		mode := n.Mode() & unix.S_IFMT
 		if mode == unix.S_IFDIR {
 			return
 		}
-		owned := uint64(0)
+		owned, shared := uint64(0), len(r.shared)
 		if n.Format() == layout.FormatExtents {
 			owned = r.repairExtents(g, index, n)
 		}
 		if mode == unix.S_IFLNK && (n.Size() == 0 || n.Size() > maxTarget || r.hollow(n)) {
+			r.shared = r.shared[:shared]
 			r.clearInode(InodeSize, g, index, "the target of the symbolic link is lost")
 			return
 		}
-		owned += r.xattrBlocks(n)
-		if owned != n.Blocks() {
-			r.stageInode(g, index).SetBlocks(owned)
-			r.did(Problem{Code: InodeBlocks, Group: g.num, Ino: ino}, "its count of blocks was set from %d to %d", n.Blocks(), owned)
-			r.ch.commit()
+		if len(r.shared) == shared { // else cloneShared counts anew
+			r.setBlocks(g, index, owned+r.xattrBlocks(n))
 		}
 	})
+}
+
+// setBlocks makes the count of the blocks that a file owns right.
+func (r *repairer) setBlocks(g *group, index uint32, owned uint64) {
+	n := r.inodeIn(g, index)
+	if old := n.Blocks(); owned != old {
+		r.stageInode(g, index).SetBlocks(owned)
+		r.did(Problem{Code: InodeBlocks, Group: g.num, Ino: r.ino(g, index)}, "its count of blocks was set from %d to %d", old, owned)
+		r.ch.commit()
+	}
 }
 
 // hollow reports whether the content of a symbolic link has no block.

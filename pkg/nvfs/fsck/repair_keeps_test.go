@@ -138,8 +138,17 @@ func (x *treeWalk) sumXattrs(h io.Writer, a *nvfs.Attr) error {
 // filled is the populated image with content in its data blocks.
 func filled(t testing.TB) *populated {
 	p := populate(t, true)
+	p.fill()
+	return p
+}
+
+// fill puts content into the data blocks, each block another.
+func (p *populated) fill() {
 	for _, f := range p.nodes {
 		for _, e := range f.extents {
+			if e.Unwritten() {
+				continue
+			}
 			for b := range uint64(e.Len) {
 				for i := uint64(0); i < layout.BlockSize; i += 8 {
 					binary.LittleEndian.PutUint64(p.block(e.Physical + b)[i:], e.Physical+b+i<<40)
@@ -151,7 +160,6 @@ func filled(t testing.TB) *populated {
 	for i := range t0 {
 		t0[i] = 'a' + byte(i%20)
 	}
-	return p
 }
 
 // owner is the inode whose object o is; 0 for what belongs to all.
@@ -215,39 +223,6 @@ func compareTrees(t *testing.T, name string, p *populated, before, after map[uin
 			if a := after[ino]; a == nil || !slices.Equal(a.paths, b.paths) {
 				t.Errorf("%s: inode %d was %v, is %v: its leaf is intact", name, ino, b.paths, a)
 			}
-		}
-	}
-}
-
-// A file that shares blocks with another keeps them if its number is lower.
-func TestSharedBlocksGoToTheFirst(t *testing.T) {
-	p := populate(t, false)
-	f := p.mkfile(p.root(), "sharer", unix.S_IFREG|0o644, "")
-	p.extend(f, 0, 0, 4, 0)
-	f.extents[0].Physical = p.big.extents[0].Physical + 100
-	p.write()
-	b := p.block(p.big.extents[0].Physical + 100)
-	copy(b, "secret")
-	mustBeRepaired(t, repair(t, p.mem), p.mem)
-	fs, err := nvfs.Mount(&storeSpace{memSpace: p.mem}, nvfs.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer fs.Unmount()
-	w, err := fs.NewWorker()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
-	buf := make([]byte, 6)
-	for _, c := range []struct {
-		f    *file
-		off  uint64
-		want string
-	}{{p.big, 100 * layout.BlockSize, "secret"}, {f, 0, "\x00\x00\x00\x00\x00\x00"}} {
-		id := nvfs.NodeID(c.f.node())
-		if n, err := w.Read(id, c.off, buf); err != nil || string(buf[:n]) != c.want {
-			t.Errorf("inode %d: %q, %v; want %q", c.f.ino, buf[:max(n, 0)], err, c.want)
 		}
 	}
 }

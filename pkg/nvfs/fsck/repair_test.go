@@ -41,9 +41,16 @@ type word struct{ off, old uint64 }
 func (s *storeSpace) ReadOnly() bool               { return false }
 func (s *storeSpace) NewPersister() pmem.Persister { return s }
 
+// stopped reports whether the interruption has come. The engine catches the
+// panic and goes on; what it stores then is lost as well.
+func (s *storeSpace) stopped() bool { return s.stopAt != 0 && s.fences >= s.stopAt }
+
 func (s *storeSpace) Store64(off, v uint64) {
 	storing.Lock()
 	defer storing.Unlock()
+	if s.stopped() {
+		return
+	}
 	s.pending = append(s.pending, word{off, binary.LittleEndian.Uint64(s.memSpace[off:])})
 	binary.LittleEndian.PutUint64(s.memSpace[off:], v)
 }
@@ -65,6 +72,9 @@ func (s *storeSpace) Flush(off, n uint64) {}
 func (s *storeSpace) Fence() error {
 	storing.Lock()
 	defer storing.Unlock()
+	if s.stopped() {
+		return nil
+	}
 	if s.fences++; s.fences == s.stopAt {
 		for i := len(s.pending) - 1; i >= 0; i-- {
 			if !s.keep(s.pending[i].off) {

@@ -77,8 +77,16 @@ var _ pmem.Space = (*Space)(nil)
 // New returns a Space of size bytes of zeros that can be resized up to
 // reserve bytes. Both are multiples of 4096.
 func New(size, reserve uint64) *Space {
-	s := &Space{mem: make([]byte, max(size, reserve))}
-	s.size.Store(size)
+	s := Over(make([]byte, max(size, reserve)))
+	s.Resize(size)
+	return s
+}
+
+// Over returns a Space of the given memory, whose length is a multiple of
+// 4096. The caller keeps it, and may change it while no Persister is in use.
+func Over(mem []byte) *Space {
+	s := &Space{mem: mem}
+	s.Resize(uint64(len(mem)))
 	return s
 }
 
