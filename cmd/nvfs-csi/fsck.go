@@ -89,8 +89,12 @@ func (o *fsckOptions) check(ctx context.Context, args []string) (report *fsck.Re
 		}
 		paths, emulated = append(paths, b.path), emulated || b.emulated
 	}
-	mapping, err := nvfs.OpenDevices(paths[0], paths[1:], nvfs.OpenOptions{
-		Options: pmem.Options{ReadOnly: !o.repair, Emulated: emulated}, Damaged: true,
+	var mapping *pmem.Mapping
+	err = awaitLetGo(ctx, paths[0], func() (err error) {
+		mapping, err = nvfs.OpenDevices(paths[0], paths[1:], nvfs.OpenOptions{
+			Options: pmem.Options{ReadOnly: !o.repair, Emulated: emulated}, Damaged: true,
+		})
+		return err
 	})
 	if errors.Is(err, pmem.ErrInUse) {
 		return nil, fmt.Errorf("%w; a mounted volume cannot be checked: unmount it first", err)

@@ -59,7 +59,11 @@ func (o *mkfsOptions) run(cmd *cobra.Command, arg string) error {
 	if len(o.label) > maxLabel {
 		return fmt.Errorf("--label has %d bytes; at most %d are allowed", len(o.label), maxLabel)
 	}
-	sb, err := formatDevice(cmd.Context(), b.path, b.emulated, o.force, opt)
+	var sb *layout.Superblock
+	err = awaitLetGo(cmd.Context(), b.path, func() (err error) {
+		sb, err = formatDevice(cmd.Context(), b.path, b.emulated, o.force, opt)
+		return err
+	})
 	var notBlank *notBlankError
 	switch {
 	case errors.As(err, &notBlank):

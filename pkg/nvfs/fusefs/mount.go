@@ -166,6 +166,14 @@ func ConnectionMounts(connection int) ([]MountEntry, error) {
 	})
 }
 
+// DeviceMounts lists the mounts of the volume on a device, in this process's
+// mount namespace. The path is the one that was given to Mount as source.
+func DeviceMounts(path string) ([]MountEntry, error) {
+	return list(func(i *mountinfo.Info) (skip, stop bool) {
+		return i.FSType != FSType || i.Source != path, false
+	})
+}
+
 func list(filter mountinfo.FilterFunc) ([]MountEntry, error) {
 	infos, err := mountinfo.GetMounts(filter)
 	if err != nil {
