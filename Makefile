@@ -2,7 +2,7 @@
 # make demo    one volume from CreateVolume to DeleteVolume, shown step by step
 # make test    everything that is tested, set-up included (root; at most 15 minutes)
 # make e2e     only the tests on real mounts
-# make e2e-qemu        real namespaces in QEMU guests (root; at most 12 minutes)
+# make e2e-qemu        real namespaces in QEMU guests (root; about 12 minutes)
 # make e2e-qemu-smoke  one guest, one devdax namespace
 # make e2e-cluster  a Kubernetes cluster of two nodes, and the tests in it; e2e-smoke: a few minutes of it
 # make cluster-up   such a cluster to work with; cluster-shell, cluster-down
@@ -63,11 +63,11 @@ e2e: setup build
 
 # Guests need QEMU and some tools of the host; all else comes from packages
 # that are downloaded once, to ~/.cache/nvfs-csi/qemu.
-QEMU_TOOLS := qemu-system-x86_64 mke2fs depmod modprobe xz
+QEMU_TOOLS := qemu-system-x86_64 mke2fs depmod modprobe xz gcc make
 
 e2e-qemu:
 	@test/setup.sh $(QEMU_TOOLS)
-	go test -tags qemu -count=1 -timeout 20m -v ./test/e2e/qemu
+	go test -tags qemu -count=1 -timeout 40m -parallel 2 -skip '^TestSmoke$$' -v ./test/e2e/qemu
 
 e2e-qemu-smoke:
 	@test/setup.sh $(QEMU_TOOLS)

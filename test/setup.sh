@@ -31,6 +31,8 @@ guests=(
 	depmod:kmod
 	modprobe:kmod
 	xz:xz-utils
+	gcc:gcc
+	make:make
 )
 if [ $# -gt 0 ]; then
 	wanted+=("${guests[@]}")

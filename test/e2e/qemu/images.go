@@ -16,10 +16,13 @@ type images struct {
 	kernel  string // uncompressed, so that QEMU starts it without firmware
 	root    string // ext4
 	modules string // directory of kernel modules for the initramfs, and their order
+	// nfitTest lists the modules that a guest loads which has made-up NVDIMMs.
+	nfitTest string
 }
 
 func imagesIn(dir string) images {
-	return images{kernel: filepath.Join(dir, "vmlinux"), root: filepath.Join(dir, "root.ext4"), modules: filepath.Join(dir, "modules")}
+	return images{kernel: filepath.Join(dir, "vmlinux"), root: filepath.Join(dir, "root.ext4"), modules: filepath.Join(dir, "modules"),
+		nfitTest: filepath.Join(dir, "nfit-test-order")}
 }
 
 // cachedImages returns the images of the recipe, made now if the cache has
@@ -76,6 +79,9 @@ func makeImages(ctx context.Context, work string) error {
 		return err
 	}
 	if err := pickModules(ctx, root, version, img.modules); err != nil {
+		return err
+	}
+	if err := makeNFITTest(ctx, work, root, version, img.nfitTest); err != nil {
 		return err
 	}
 	return makeRootImage(ctx, root, img.root)

@@ -19,9 +19,9 @@ type jobBuilder struct {
 }
 
 // program builds a command of the module and returns its path.
-func (b *jobBuilder) program(ctx context.Context, pkg, name string) (string, error) {
+func (b *jobBuilder) program(ctx context.Context, pkg, name string, flags ...string) (string, error) {
 	path := filepath.Join(b.work, name)
-	return path, b.build(ctx, "build", "-o", path, pkg)
+	return path, b.build(ctx, "build", append(flags, "-o", path, pkg)...)
 }
 
 // tests builds a package's tests as a program.

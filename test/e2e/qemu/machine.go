@@ -52,7 +52,9 @@ type machine struct {
 	programs    string // image with the programs that the job runs
 	accelerator string
 	nvdimms     []nvdimm
-	persistence string // memoryController when empty
+	persistence string   // memoryController when empty
+	modules     []string // guestModules when nil
+	state       string   // image of a disk that outlives the guest, "" for none
 	timeout     time.Duration
 }
 
@@ -134,6 +136,9 @@ func (m machine) arguments(jobDisk, console string) []string {
 		"-append", "console=ttyS0 panic=-1 quiet tsc=reliable nokaslr mitigations=off",
 	}
 	args = append(args, acceleratorArguments(m.accelerator)...)
+	if m.state != "" {
+		args = append(args, "-drive", "format=raw,if=virtio,file="+m.state)
+	}
 	for i, n := range m.nvdimms {
 		args = append(args, n.arguments(i)...)
 	}

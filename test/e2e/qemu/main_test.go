@@ -21,10 +21,11 @@ import (
 const (
 	guestTests = "guest.test" // package guest
 	nvfsCSI    = "nvfs-csi"
+	nvfsTools  = "nvfs" // the tools and what serves volumes; it starts faster
 )
 
 // prepareTimeout bounds downloads, images and builds.
-const prepareTimeout = 8 * time.Minute
+const prepareTimeout = 12 * time.Minute
 
 // base is the machine that all tests start from; set by TestMain.
 var base machine
@@ -71,10 +72,14 @@ func prepare(ctx context.Context, work string) (machine, error) {
 		if err != nil {
 			return err
 		}
+		tools, err := builder.program(gctx, "./cmd/nvfs-csi", nvfsTools, "-tags", "nvfstools")
+		if err != nil {
+			return err
+		}
 		if init, err = builder.program(gctx, "./test/e2e/qemu/guestinit", "init"); err != nil {
 			return err
 		}
-		m.programs, err = builder.programsImage(gctx, tests, driver)
+		m.programs, err = builder.programsImage(gctx, tests, driver, tools)
 		return err
 	})
 	if err := g.Wait(); err != nil {
@@ -123,16 +128,23 @@ func memoryDir(size int64) string {
 }
 
 // guestRun boots a machine that runs guest tests; they appear in the output of
-// this test. pattern is for -test.run.
-func guestRun(t *testing.T, m machine, pattern string) {
+// this test. Each pattern is for one -test.run, one after the other; the guest
+// ends with the first that fails.
+func guestRun(t *testing.T, m machine, patterns ...string) {
 	t.Helper()
-	args := []string{guestTests, "-test.run", pattern, "-test.timeout", (m.timeout * 9 / 10).String()}
-	if testing.Verbose() {
-		args = append(args, "-test.v")
+	if m.modules == nil {
+		m.modules = guestModules
+	}
+	job := guestjob.Job{Modules: m.modules, State: m.state != ""}
+	for _, pattern := range patterns {
+		args := []string{guestTests, "-test.run", pattern, "-test.timeout", (m.timeout * 9 / 10).String()}
+		if testing.Verbose() {
+			args = append(args, "-test.v")
+		}
+		job.Commands = append(job.Commands, guestjob.Command{Args: args})
 	}
 	start := time.Now()
-	job := guestjob.Job{Modules: guestModules, Commands: []guestjob.Command{{Args: args}}}
-	code, err := m.boot(t.Context(), t.TempDir(), job, os.Stdout)
+	code, err := m.boot(t.Context(), t.TempDir(), job, guestOutput{t.Name()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,4 +152,30 @@ func guestRun(t *testing.T, m machine, pattern string) {
 		t.Fatalf("the tests in the guest failed with exit code %d", code)
 	}
 	t.Logf("guest ran %.0f s", time.Since(start).Seconds())
+}
+
+// guestOutput writes lines of a guest to the output of the tests. Guests run two
+// at a time, so that each line says whose it is.
+type guestOutput struct{ name string }
+
+// Write implements io.Writer; it is given whole lines.
+func (o guestOutput) Write(line []byte) (int, error) {
+	if _, err := fmt.Fprintf(os.Stdout, "    %s | %s", o.name, line); err != nil {
+		return 0, err
+	}
+	return len(line), nil
+}
+
+// newState makes a disk that outlives a guest.
+func newState(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	empty, image := filepath.Join(dir, "empty"), filepath.Join(dir, "state.ext4")
+	if err := os.Mkdir(empty, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := makeExt4(t.Context(), empty, image, "16M"); err != nil {
+		t.Fatal(err)
+	}
+	return image
 }

@@ -11,10 +11,12 @@ import (
 	"strings"
 )
 
-// initModules find the root image; guestModules are loaded from it.
+// initModules find the root image; the others are loaded from it.
 var (
 	initModules  = []string{"virtio_pci", "virtio_blk", "ext4"}
-	guestModules = []string{"nfit", "nd_pmem", "nd_btt", "device_dax", "dax_pmem", "xfs", "fuse", "loop"}
+	pmemModules  = []string{"nfit", "nd_pmem", "nd_btt", "device_dax", "dax_pmem"}
+	otherModules = []string{"xfs", "fuse", "loop"}
+	guestModules = append(slices.Clone(pmemModules), otherModules...)
 )
 
 // moduleOrder is the file that names the modules in the order of insertion.

@@ -12,7 +12,7 @@ import (
 )
 
 // recipeVersion changes when the code that follows the recipe does.
-const recipeVersion = "5"
+const recipeVersion = "6"
 
 // kernelPackage depends on the newest kernel of the distribution for virtual
 // machines. It starts in a third of the time of the generic one.
@@ -41,7 +41,7 @@ func recipeHash() (string, error) {
 		return "", fmt.Errorf("which distribution is this: %w", err)
 	}
 	h := sha256.New()
-	fmt.Fprintln(h, recipeVersion, kernelPackage, guestPackages, skippedPackages, guestModules, initModules)
+	fmt.Fprintln(h, recipeVersion, kernelPackage, guestPackages, skippedPackages, guestModules, initModules, nfitTestSource, nfitTestModules)
 	h.Write(release)
 	return hex.EncodeToString(h.Sum(nil))[:16], nil
 }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -28,6 +29,7 @@ const callTimeout = time.Minute
 // driver is `nvfs-csi node` on the guest's regions.
 type driver struct {
 	dir        string
+	options    []string // further arguments of the driver
 	cmd        *exec.Cmd
 	exited     chan struct{}
 	conn       *grpc.ClientConn
@@ -38,14 +40,22 @@ type driver struct {
 func (d *driver) endpoint() string { return "unix://" + filepath.Join(d.dir, "csi.sock") }
 
 // startDriver starts a driver with the state in stateDir; it ends with the test.
-func startDriver(t *testing.T) *driver {
+func startDriver(t *testing.T, options ...string) *driver {
 	t.Helper()
-	d := &driver{dir: "/run/csi"}
+	d := launchDriver(t, options...)
+	d.awaitCalibration(t)
+	return d
+}
+
+// launchDriver is startDriver that does not wait until the flush modes are
+// measured.
+func launchDriver(t *testing.T, options ...string) *driver {
+	t.Helper()
+	d := &driver{dir: "/run/csi", options: options}
 	if err := os.MkdirAll(d.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	d.start(t)
-	d.awaitCalibration(t)
 	t.Cleanup(func() {
 		d.end(t, syscall.SIGTERM)
 		if t.Failed() {
@@ -62,8 +72,9 @@ func (d *driver) start(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	d.cmd = exec.Command("nvfs-csi", "node", "--v=4", "--endpoint="+d.endpoint(), "--node-id=guest", "--state-dir="+stateDir,
-		"--kubelet-dir="+d.dir, "--run-dir="+filepath.Join(d.dir, "run"), "--erase-wait=45s", "--calibration-file="+d.calibrationFile())
+	args := append([]string{"node", "--v=4", "--endpoint=" + d.endpoint(), "--node-id=guest", "--state-dir=" + stateDir,
+		"--kubelet-dir=" + d.dir, "--run-dir=" + filepath.Join(d.dir, "run"), "--erase-wait=45s", "--calibration-file=" + d.calibrationFile()}, d.options...)
+	d.cmd = exec.Command("nvfs-csi", args...)
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	d.exited = make(chan struct{})
 	if err := d.cmd.Start(); err != nil {
@@ -230,5 +241,43 @@ func (v *volume) delete(t *testing.T) {
 	}
 	if err != nil {
 		t.Fatalf("delete: %v", err)
+	}
+}
+
+// record is the driver's file about the volume.
+func (v *volume) record() string { return filepath.Join(stateDir, "volumes", v.id+".json") }
+
+// health returns the reasons of the adverse conditions of the volume.
+func (v *volume) health(t *testing.T) []string {
+	t.Helper()
+	response, err := v.d.node.NodeGetVolumeHealth(limit(t, callTimeout), &csi.NodeGetVolumeHealthRequest{VolumeId: v.id})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var reasons []string
+	for _, h := range response.GetVolumeHealth().GetHealthStatuses() {
+		reasons = append(reasons, h.GetReason())
+	}
+	return reasons
+}
+
+// storageHealth is that of the node.
+func (d *driver) storageHealth(t *testing.T) []string {
+	t.Helper()
+	response, err := d.node.NodeGetStorageHealth(limit(t, callTimeout), &csi.NodeGetStorageHealthRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var reasons []string
+	for _, h := range response.GetBackendHealth() {
+		reasons = append(reasons, h.GetReason())
+	}
+	return reasons
+}
+
+func wantCode(t *testing.T, err error, want codes.Code, says string) {
+	t.Helper()
+	if status.Code(err) != want || !strings.Contains(err.Error(), says) {
+		t.Errorf("error %v; want %s with %q", err, want, says)
 	}
 }

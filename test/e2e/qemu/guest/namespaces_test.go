@@ -24,7 +24,7 @@ func TestOldContentIsNotMistakenForNew(t *testing.T) {
 	m := emptySystem(t)
 	req := ndctl.CreateRequest{Name: "old", Region: "region0", Mode: ndctl.DevDax, Size: 62 * mib}
 	ns := create(ctx, t, m, req)
-	command(ctx, t, "nvfs-csi", "mkfs", "old")
+	command(ctx, t, tools, "mkfs", "old")
 	if err := m.Destroy(ctx, "old"); err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func TestOldContentIsNotMistakenForNew(t *testing.T) {
 	if again.UUID == ns.UUID {
 		t.Error("the new namespace has the UUID of the old one")
 	}
-	out, err := exec.CommandContext(ctx, "nvfs-csi", "mkfs", "old").CombinedOutput()
+	out, err := exec.CommandContext(ctx, tools, "mkfs", "old").CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "would be destroyed") {
 		t.Errorf("mkfs over an old volume: %v, %s; the kernel is known to keep the content", err, out)
 	}
@@ -111,7 +111,7 @@ func TestMissingDeviceNodeIsReported(t *testing.T) {
 	if lost, err := m.Namespace(ctx, "gone"); !errors.Is(err, ndctl.ErrLost) || !strings.Contains(lost.Lost, "mount the host's /dev") {
 		t.Errorf("Namespace = %+v, %v", lost, err)
 	}
-	if out, err := exec.CommandContext(ctx, "nvfs-csi", "mkfs", ns.Device).CombinedOutput(); err == nil {
+	if out, err := exec.CommandContext(ctx, tools, "mkfs", ns.Device).CombinedOutput(); err == nil {
 		t.Errorf("mkfs made a volume on a device that is not there: %s", out)
 	}
 	if _, err := os.Stat(ns.Device); err == nil {

@@ -24,7 +24,7 @@ func TestEADR(t *testing.T) {
 		}
 	}
 	create(ctx, t, m, ndctl.CreateRequest{Name: "vol", Region: "region0", Mode: ndctl.DevDax, Size: 62 * mib})
-	command(ctx, t, "nvfs-csi", "mkfs", "vol")
+	command(ctx, t, tools, "mkfs", "vol")
 	dir := t.TempDir()
 	mountNVFS(ctx, t, "vol", dir, "flush=eadr")
 	want := writeFile(t, dir+"/file", mib)
@@ -59,7 +59,7 @@ func TestUnusableRegions(t *testing.T) {
 		if _, err := m.Create(ctx, ndctl.CreateRequest{Name: "x", Region: r.Name, Mode: ndctl.DevDax, Size: mib}); !errors.Is(err, ndctl.ErrUnsupported) {
 			t.Errorf("Create in %s: %v, want ErrUnsupported", r.Name, err)
 		}
-		out, err := exec.CommandContext(ctx, "nvfs-csi", "discover", "--prepare", r.Name, "--yes", "--state-dir", stateDir).CombinedOutput()
+		out, err := exec.CommandContext(ctx, tools, "discover", "--prepare", r.Name, "--yes", "--state-dir", stateDir).CombinedOutput()
 		if err == nil {
 			t.Errorf("--prepare %s: %s", r.Name, out)
 		}
@@ -77,6 +77,6 @@ func TestUnusableRegions(t *testing.T) {
 	if err := m.Destroy(ctx, all[i].Name); !errors.Is(err, ndctl.ErrUnsupported) {
 		t.Errorf("Destroy of the namespace that fills its region: %v", err)
 	}
-	command(ctx, t, "nvfs-csi", "mkfs", "--force", all[i].Name)
-	command(ctx, t, "nvfs-csi", "fsck", "-n", all[i].Name)
+	command(ctx, t, tools, "mkfs", "--force", all[i].Name)
+	command(ctx, t, tools, "fsck", "-n", all[i].Name)
 }

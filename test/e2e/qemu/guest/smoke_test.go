@@ -27,7 +27,7 @@ func TestSmoke(t *testing.T) {
 	if ns.NUMANode != 1 || ns.Size < 100*mib || !strings.HasPrefix(ns.Device, "/dev/dax") {
 		t.Errorf("created %+v", ns)
 	}
-	command(ctx, t, "nvfs-csi", "mkfs", "smoke")
+	command(ctx, t, tools, "mkfs", "smoke")
 	dir := t.TempDir()
 	mountNVFS(ctx, t, "smoke", dir, "flush=clwb")
 	want := writeFile(t, filepath.Join(dir, "file"), 4*mib)
@@ -35,7 +35,7 @@ func TestSmoke(t *testing.T) {
 		t.Error("a namespace was destroyed while it was served")
 	}
 	command(ctx, t, "umount", dir)
-	command(ctx, t, "nvfs-csi", "fsck", "-n", "smoke")
+	command(ctx, t, tools, "fsck", "-n", "smoke")
 	mountNVFS(ctx, t, "smoke", dir, "flush=nt,ro")
 	if got := sumFile(t, filepath.Join(dir, "file")); got != want {
 		t.Error("the file has changed over an unmount")
@@ -52,7 +52,7 @@ func prepareByCommand(ctx context.Context, t *testing.T) {
 		if !strings.Contains(r.Unusable, "nvfs-csi discover --prepare "+r.Name) {
 			t.Fatalf("discover does not tell how to make %s usable: %+v", r.Name, r)
 		}
-		command(ctx, t, "nvfs-csi", "discover", "--prepare", r.Name, "--yes", "--state-dir", stateDir)
+		command(ctx, t, tools, "discover", "--prepare", r.Name, "--yes", "--state-dir", stateDir)
 	}
 	after := discover(ctx, t)
 	for i, r := range after.Regions {
@@ -87,7 +87,7 @@ type discovered struct {
 func discover(ctx context.Context, t *testing.T) discovered {
 	t.Helper()
 	var d discovered
-	if err := json.Unmarshal([]byte(command(ctx, t, "nvfs-csi", "discover", "-o", "json")), &d); err != nil {
+	if err := json.Unmarshal([]byte(command(ctx, t, tools, "discover", "-o", "json")), &d); err != nil {
 		t.Fatal(err)
 	}
 	return d
@@ -95,7 +95,7 @@ func discover(ctx context.Context, t *testing.T) discovered {
 
 func mountNVFS(ctx context.Context, t *testing.T, path, dir, options string) {
 	t.Helper()
-	command(ctx, t, "nvfs-csi", "mount", "-o", options, path, dir)
+	command(ctx, t, tools, "mount", "-o", options, path, dir)
 }
 
 // writeFile writes size bytes that no two calls share and returns their sum.

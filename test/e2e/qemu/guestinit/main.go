@@ -23,6 +23,7 @@ const (
 	rootDisk     = "/dev/vda"
 	programsDisk = "/dev/vdb"
 	jobDisk      = "/dev/vdc"
+	stateDisk    = "/dev/vdd"
 )
 
 // diskTimeout bounds the wait for a disk after its driver was loaded.
@@ -55,9 +56,12 @@ func run() (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	if err := mountState(job.State); err != nil {
+		return 0, err
+	}
 	for _, module := range job.Modules {
-		if out, err := exec.Command("modprobe", module).CombinedOutput(); err != nil {
-			return 0, fmt.Errorf("modprobe %s: %w: %s", module, err, out)
+		if err := loadModule(module); err != nil {
+			return 0, err
 		}
 	}
 	uptime, err := os.ReadFile("/proc/uptime")
@@ -141,7 +145,7 @@ func enterRoot() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return err
 	}
-	err := mountAll([]mountPoint{{"tmpfs", "/run", "tmpfs"}, {"tmpfs", "/tmp", "tmpfs"}, {"tmpfs", "/dev/shm", "tmpfs"}, {"tmpfs", "/var/lib", "tmpfs"}})
+	err := mountAll([]mountPoint{{"tmpfs", "/run", "tmpfs"}, {"tmpfs", "/tmp", "tmpfs"}, {"tmpfs", "/dev/shm", "tmpfs"}})
 	if err != nil {
 		return err
 	}
@@ -168,21 +172,50 @@ func insertModules() error {
 		return err
 	}
 	for _, name := range strings.Fields(string(order)) {
-		f, err := os.Open("/modules/" + name)
-		if err != nil {
+		if err := insertModule("/modules/" + name); err != nil {
 			return err
-		}
-		flags := 0
-		if !strings.HasSuffix(name, ".ko") {
-			flags = unix.MODULE_INIT_COMPRESSED_FILE
-		}
-		err = unix.FinitModule(int(f.Fd()), "", flags)
-		f.Close()
-		if err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("module %s: %w", name, err)
 		}
 	}
 	return nil
+}
+
+func insertModule(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	flags := 0
+	if !strings.HasSuffix(path, ".ko") {
+		flags = unix.MODULE_INIT_COMPRESSED_FILE
+	}
+	if err := unix.FinitModule(int(f.Fd()), "", flags); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("module %s: %w", path, err)
+	}
+	return nil
+}
+
+// loadModule inserts the module at a path, or the one of a name with all that it
+// needs.
+func loadModule(module string) error {
+	if strings.HasPrefix(module, "/") {
+		return insertModule(module)
+	}
+	if out, err := exec.Command("modprobe", module).CombinedOutput(); err != nil {
+		return fmt.Errorf("modprobe %s: %w: %s", module, err, out)
+	}
+	return nil
+}
+
+// mountState mounts the disk that outlives the guest, or memory in its place.
+func mountState(disk bool) error {
+	if !disk {
+		return mountAll([]mountPoint{{"tmpfs", guestjob.StateDir, "tmpfs"}})
+	}
+	if err := waitFor(stateDisk); err != nil {
+		return err
+	}
+	return mountAll([]mountPoint{{stateDisk, guestjob.StateDir, "ext4"}})
 }
 
 // waitFor waits until the kernel has found a device.
