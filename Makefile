@@ -17,12 +17,14 @@ SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 
 export CGO_ENABLED ?= 0
+# For programs and tests alike, so that nothing is compiled twice.
+export GOFLAGS := -trimpath $(GOFLAGS)
 
 VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 BIN         := bin/nvfs-csi
 TOOLS       := bin/nvfs
-GO_BUILD    := go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION)"
+GO_BUILD    := go build -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION)"
 
 # Where several goroutines meet.
 RACE_PKGS   := ./pkg/driver/... ./pkg/mountd/... ./pkg/nvfs/fusefs/... ./pkg/pmem/ndctl/...
