@@ -6,9 +6,10 @@
 // ID as name, and the superblock on it the volume ID and the parameters. A
 // record, one JSON file per volume in the state directory, is written before
 // each change of the device, so that after a crash the driver knows how far it
-// had come (see record). A record that is missing is made again from the
-// device; a device that does not confirm what the record says is reported and
-// never formatted.
+// had come (see record). A record of an NVFS volume that is missing is made
+// again from the device; a device that does not confirm what the record says, or
+// that is not NVFS and has none, is reported and never formatted. What cannot be
+// seen after a start is waited for before it is taken for gone (settling).
 //
 // # Locking
 //

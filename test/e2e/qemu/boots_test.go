@@ -22,7 +22,7 @@ func TestNamespaces(t *testing.T) {
 	m := base
 	m.nvdimms = newNVDIMMs(t, ndctltest.RegionSize)
 	m.timeout = 12 * time.Minute
-	guestRun(t, m, "^TestSmoke$", "^Test(Conformance|OldContent|Leak|Used|Missing|Cycles)")
+	guestRun(t, m, "^TestSmoke$", "^Test(Conformance|OldContent|Leak|Used|BlockDevice|Missing|Cycles)")
 }
 
 func TestVolumes(t *testing.T) {

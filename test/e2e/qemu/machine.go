@@ -133,7 +133,8 @@ func (m machine) arguments(jobDisk, console string) []string {
 		"-drive", "format=raw,if=virtio,readonly=on,file=" + m.programs,
 		"-drive", "format=raw,if=virtio,readonly=on,file=" + jobDisk,
 		"-kernel", m.images.kernel, "-initrd", m.initramfs,
-		"-append", "console=ttyS0 panic=-1 quiet tsc=reliable nokaslr mitigations=off",
+		// Expedited grace periods: mounts and namespaces wait for many of them.
+		"-append", "console=ttyS0 panic=-1 quiet tsc=reliable nokaslr mitigations=off rcupdate.rcu_expedited=1",
 	}
 	args = append(args, acceleratorArguments(m.accelerator)...)
 	if m.state != "" {

@@ -100,6 +100,22 @@ func TestUsedNamespaceIsNotDestroyed(t *testing.T) {
 	}
 }
 
+// The mapping of /dev/pmemN is page cache, where no flush instruction makes
+// anything durable.
+func TestBlockDeviceUnderNVFSTakesMsyncOnly(t *testing.T) {
+	ctx := limit(t, 3*time.Minute)
+	m := emptySystem(t)
+	ns := create(ctx, t, m, ndctl.CreateRequest{Name: "block", Region: "region0", Mode: ndctl.FSDax, Size: 28 * mib})
+	command(ctx, t, tools, "mkfs", "--force", ns.Device)
+	dir := t.TempDir()
+	out, err := exec.CommandContext(ctx, tools, "mount", "-o", "flush=clwb", ns.Device, dir).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "possible: msync") || !strings.Contains(string(out), "devdax") {
+		t.Errorf("flush=clwb on %s: %v, %s", ns.Device, err, out)
+	}
+	mountNVFS(ctx, t, ns.Device, dir, "flush=auto")
+	command(ctx, t, "umount", dir)
+}
+
 // A write to a device node that is missing would make a regular file in /dev.
 func TestMissingDeviceNodeIsReported(t *testing.T) {
 	ctx := limit(t, 3*time.Minute)

@@ -5,10 +5,17 @@ package guest
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"testing"
 
 	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
+	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/ginkgo/v2/types"
 )
+
+// capabilityMissing matches the reasons with which the suite skips what a driver
+// does not claim to do. Any other skip would hide a test.
+var capabilityMissing = regexp.MustCompile(`not (supported|enabled)`)
 
 // The CSI sanity suite on real namespaces.
 func TestSanity(t *testing.T) {
@@ -29,6 +36,13 @@ func TestSanity(t *testing.T) {
 	config.TestVolumeExpandSize = 120 * mib
 	config.IdempotentCount = 1
 	config.IDGen = &sanity.DefaultIDGenerator{}
+	ginkgo.ReportAfterSuite("no spec is skipped without a reason", func(report types.Report) {
+		for _, spec := range report.SpecReports {
+			if spec.State == types.SpecStateSkipped && !capabilityMissing.MatchString(spec.Failure.Message) {
+				t.Errorf("skipped: %s: %q", spec.FullText(), spec.Failure.Message)
+			}
+		}
+	})
 	sanity.Test(t, config)
 	if left, err := m.Namespaces(limit(t, callTimeout)); err != nil || len(left) != 0 {
 		t.Errorf("left: %+v, %v", left, err)

@@ -134,8 +134,7 @@ func TestPoliciesChooseTheRegion(t *testing.T) {
 	var made []*volume
 	for _, step := range []struct{ policy, region string }{
 		{"any", "region0"}, {"any", "region0"}, // in order of name, however much is free
-		{"spread", "region1"}, {"spread", "region1"}, // region1 had more
-		{"pack", "region0"}, // equal: in order of name
+		{"spread", "region1"}, // it has more
 		{"pack", "region0"}, {"spread", "region1"},
 	} {
 		v := d.mustCreate(t, fmt.Sprintf("%s-%d", step.policy, len(made)), 14*mib, filesystem(""), map[string]string{"numaPolicy": step.policy})
