@@ -114,7 +114,7 @@ const classAndState = OriginClass | OriginState
 var parameters = []parameter{
 	fsTypeParameter(),
 	stringParameter(KeyFlushMode, classAndState|OriginContext, func(p *Params) *string { return &p.FlushMode }, string(pmem.Auto),
-		"How stores become durable. Nodes that cannot honour the mode report no capacity for the class, so pods are scheduled elsewhere. `auto` takes what the node measured to be fastest on that kind of memory and NUMA node; a volume that is mounted before the measurement, which a node makes once, uses a default.",
+		"How stores become durable. Nodes that cannot honour the mode report no capacity for the class, so pods are scheduled elsewhere. `auto` takes what the node's administrator has chosen for it, else what the node measured to be fastest on that kind of memory and NUMA node; a volume that is mounted before the measurement, which a node makes once, uses a default.",
 		flushModes()...),
 	stringParameter(KeyCacheMode, classAndState|OriginContext, func(p *Params) *string { return &p.CacheMode }, "through",
 		"Use of the page cache. `through`: reads are cached, each write is durable when it returns. `direct`: no page cache. `writeback`: fast, durable at fsync only.",
@@ -128,7 +128,7 @@ var parameters = []parameter{
 		PolicyAny, PolicySpread, PolicyPack),
 	eraseParameter(),
 	stringParameter(KeyProvision, classAndState, func(p *Params) *string { return &p.Provision }, ProvisionRegion,
-		"`region`: carve a new namespace out of free memory. `namespace`: use an existing devdax namespace that is idle and blank; it is erased and kept when the volume is deleted.",
+		"`region`: carve a new namespace out of free memory. `namespace`: use the smallest existing namespace that is large enough, idle and blank, and in the mode that the filesystem wants; it is erased and kept when the volume is deleted.",
 		ProvisionRegion, ProvisionNamespace),
 	stringParameter(KeyNamespaceMode, classAndState, func(p *Params) *string { return &p.NamespaceMode }, "",
 		"Mode of the namespace below `ext4`, `xfs` and block volumes; must not be set for `nvfs`, which uses devdax.",
