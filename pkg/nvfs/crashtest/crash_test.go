@@ -63,11 +63,6 @@ func runAll(t *testing.T, p Plan, base string, cases []Case) Count {
 	return n
 }
 
-func report(t *testing.T, base string, p Plan, n Count) {
-	t.Helper()
-	t.Logf("%s, %v: %d cases, %d crash images, %d of them of a crash within recovery", base, p.Model, n.Cases, n.Images, n.InRecovery)
-}
-
 // TestSingles interrupts each kind of operation, under each model.
 func TestSingles(t *testing.T) {
 	for _, m := range models {
@@ -189,12 +184,19 @@ func TestConcurrent(t *testing.T) {
 	n := uint64(16)
 	switch {
 	case long:
-		n = 120
+		n = 90
 	case raced:
 		n = 2
 	}
 	p := quick(record.ADR)
 	p.Images.Between = 0
+	eachSeed(t, p, n, func(r *runner, seed uint64) error { return r.runConcurrent(seed, 4) })
+}
+
+// eachSeed runs workloads 1 to n on volume "common", on as many goroutines as
+// there are CPUs, and reports what they show.
+func eachSeed(t *testing.T, p Plan, n uint64, run func(r *runner, seed uint64) error) {
+	t.Helper()
 	b := Bases["common"]
 	if err := b.prepare(); err != nil {
 		t.Fatal(err)
@@ -210,7 +212,7 @@ func TestConcurrent(t *testing.T) {
 				return
 			}
 			for seed := next.Add(1); seed <= n && err == nil; seed = next.Add(1) {
-				if err = r.runConcurrent(seed, 4); err != nil {
+				if err = run(r, seed); err != nil {
 					t.Error(err)
 				}
 			}
@@ -221,7 +223,7 @@ func TestConcurrent(t *testing.T) {
 	for range cap(counts) {
 		total.add(<-counts)
 	}
-	report(t, "common", p, total)
+	report(t, b.Name, p, total)
 }
 
 // TestRandom does what FuzzCrash does with random bytes.
@@ -230,7 +232,7 @@ func TestRandom(t *testing.T) {
 	var cases []Case
 	n := 400
 	if long {
-		n = 20000
+		n = 12000
 	}
 	for range n {
 		data := make([]byte, 60)

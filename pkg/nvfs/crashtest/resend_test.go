@@ -169,7 +169,7 @@ func TestResendConcurrent(t *testing.T) {
 	n := uint64(6)
 	switch {
 	case long:
-		n = 200
+		n = 120
 	case raced:
 		n = 1
 	}
@@ -179,15 +179,6 @@ func TestResendConcurrent(t *testing.T) {
 		if !long {
 			p.Images = record.Options{Seed: 5, Alone: 2, Subsets: 2, Between: 11}
 		}
-		r, err := newRunner(&p, Bases["common"])
-		if err != nil {
-			t.Fatal(err)
-		}
-		for seed := range n {
-			if err := r.resendConcurrent(seed, 5); err != nil {
-				t.Error(err)
-			}
-		}
-		report(t, "common", p, r.count)
+		eachSeed(t, p, n, func(r *runner, seed uint64) error { return r.resendConcurrent(seed, 5) })
 	}
 }
