@@ -24,7 +24,7 @@ func TestOldContentIsNotMistakenForNew(t *testing.T) {
 	m := emptySystem(t)
 	req := ndctl.CreateRequest{Name: "old", Region: "region0", Mode: ndctl.DevDax, Size: 62 * mib}
 	ns := create(ctx, t, m, req)
-	command(ctx, t, tools, "mkfs", "old")
+	command(ctx, t, tools, "mkfs", "--force", "old") // there may be something older still
 	if err := m.Destroy(ctx, "old"); err != nil {
 		t.Fatal(err)
 	}
