@@ -30,6 +30,7 @@ type node struct {
 	mounts  *drivertest.Mounts
 	nvfs    *drivertest.NVFS
 	volumes *drivertest.Volumes
+	manager ndctl.Manager // ns when nil
 	// annotation is the node's, nil without an API server.
 	annotation func() string
 
@@ -66,7 +67,11 @@ func prepareNode(t *testing.T, regions ...ndctl.Region) *node {
 }
 
 func (n *node) deps() driver.Deps {
-	return driver.Deps{Namespaces: n.ns, NVFS: n.nvfs, Volumes: n.volumes, Mount: n.mounts, Statfs: n.mounts.Statfs, Ping: n.mounts.Ping,
+	manager := n.manager
+	if manager == nil {
+		manager = n.ns
+	}
+	return driver.Deps{Namespaces: manager, NVFS: n.nvfs, Volumes: n.volumes, Mount: n.mounts, Statfs: n.mounts.Statfs, Ping: n.mounts.Ping,
 		FlushAnnotation: n.annotation,
 		CheckFlush: func(mode string, _ ndctl.Region) error {
 			if mode == "movdir64b" {

@@ -1,7 +1,9 @@
 package driver_test
 
 import (
+	"bytes"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -66,4 +68,44 @@ func TestRecordOfAVolumeThatIsNotNVFSIsLost(t *testing.T) {
 	if again := n.mustCreate("pvc-1"); again != id {
 		t.Errorf("the volume that was removed by hand, made again: %s", again)
 	}
+}
+
+// The same on emulated regions, whose namespaces are files: they can be looked at
+// afterwards.
+func TestReplacedDiskOfANodeWithEmulatedRegions(t *testing.T) {
+	n := prepareNode(t)
+	region, err := ndctl.ParseEmulated("dir=" + filepath.Join(filepath.Dir(n.options.StateDir), "region") + ",numa=0,size=1Gi")
+	n.ok(err)
+	manager, err := ndctl.NewEmulated([]ndctl.EmulatedRegion{region}, "")
+	n.ok(err)
+	n.manager = manager
+	n.start()
+	nvfs, foreign := n.mustCreate("pvc-nvfs"), n.mustCreate("pvc-ext4")
+	n.ok(n.delete(foreign))
+	regions, err := manager.Regions(t.Context())
+	n.ok(err)
+	ns, err := manager.Create(t.Context(), ndctl.CreateRequest{Name: foreign, Region: regions[0].Name, Mode: ndctl.FSDax, Size: 28 * mib})
+	n.ok(err)
+	content := []byte("what a pod has written")
+	n.ok(os.WriteFile(ns.Device, content, 0o600))
+	n.ok(os.Truncate(ns.Device, int64(ns.Size)))
+	n.volumes.Put(ns.Device, driver.Found{Content: driver.ContentForeign, What: "ext4"})
+
+	n.stop()
+	n.ok(os.RemoveAll(n.options.StateDir))
+	n.start()
+	n.ok(n.stage(nvfs)) // its superblock says all that is needed
+	_, err = n.create("pvc-ext4", 28*mib)
+	n.wantCode(err, codes.FailedPrecondition, "no record")
+	n.wantCode(n.stage(foreign), codes.FailedPrecondition, "no record")
+	n.wantCode(n.delete(foreign), codes.FailedPrecondition, "no record")
+	if orphans, err := n.driver.Orphans(t.Context()); err != nil || len(orphans) != 1 || orphans[0].Namespace != foreign {
+		t.Errorf("orphans %+v, %v", orphans, err)
+	}
+	data, err := os.ReadFile(ns.Device)
+	if err != nil || int64(len(data)) != int64(ns.Size) || !bytes.HasPrefix(data, content) {
+		t.Errorf("the namespace was changed: %d bytes, %.30q, %v", len(data), data, err)
+	}
+	n.ok(n.unstage(nvfs))
+	n.ok(n.delete(nvfs))
 }
