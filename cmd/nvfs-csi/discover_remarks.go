@@ -62,11 +62,34 @@ func describeNamespace(ctx context.Context, ns ndctl.Namespace) discoveredNamesp
 	case ns.Mode == ndctl.Sector:
 		remarks = append(remarks, "sector: no DAX, for ext4, xfs and block volumes with namespaceMode=sector only")
 	}
+	if remark := whyNotIdle(ns, d.Content); remark != "" {
+		remarks = append(remarks, remark)
+	}
 	if ns.BadBytes > 0 {
 		remarks = append(remarks, fmt.Sprintf("%d bytes cannot be read (poison)", ns.BadBytes))
 	}
 	d.Remark = strings.Join(remarks, "; ")
 	return d
+}
+
+// driverPrefix begins the names of what the driver has made for itself.
+const driverPrefix = "nvfs-"
+
+// whyNotIdle says why a namespace that the driver has not made is no place for a
+// volume with provision=namespace, and what to do; "" when it is one, or when
+// something else is said of it.
+func whyNotIdle(ns ndctl.Namespace, content string) string {
+	switch {
+	case ns.Lost != "" || ns.Emulated || ns.Mode == ndctl.Raw || strings.HasPrefix(ns.Name, driverPrefix):
+		return ""
+	case ns.InUse:
+		return "in use: a volume can have it once it is unmounted and blank"
+	case strings.HasPrefix(content, "blank"):
+		return ""
+	case ns.Mode == ndctl.DevDax:
+		return "not blank: a volume can have it after daxio --zero --output=" + ns.Device + " (package daxio), which loses what is on it"
+	}
+	return "not blank: a volume can have it after blkdiscard --zeroout " + ns.Device + ", which loses what is on it"
 }
 
 // contentOf says what is on a namespace, "" when that cannot be read.

@@ -61,6 +61,21 @@ func TestRemarks(t *testing.T) {
 			t.Errorf("%s: %+v", mode, d)
 		}
 	}
+	for _, test := range []struct {
+		ns      ndctl.Namespace
+		content string
+		want    string
+	}{
+		{ndctl.Namespace{Mode: ndctl.DevDax, Device: "/dev/dax0.0"}, "ext4", "daxio --zero --output=/dev/dax0.0"},
+		{ndctl.Namespace{Mode: ndctl.FSDax, Device: "/dev/pmem0"}, "ext4", "blkdiscard --zeroout /dev/pmem0"},
+		{ndctl.Namespace{Mode: ndctl.FSDax, InUse: true}, "ext4", "in use"},
+		{ndctl.Namespace{Mode: ndctl.DevDax}, "blank at both ends", ""},
+		{ndctl.Namespace{Name: "nvfs-pvc-1", Mode: ndctl.DevDax}, "NVFS volume nvfs-pvc-1", ""},
+	} {
+		if got := whyNotIdle(test.ns, test.content); !strings.Contains(got, test.want) || test.want == "" && got != "" {
+			t.Errorf("%+v with %s: %q, want %q", test.ns, test.content, got, test.want)
+		}
+	}
 	if d := describeNamespace(t.Context(), ndctl.Namespace{Name: "n", Mode: ndctl.DevDax, Lost: "gone", BadBytes: 512}); d.Remark != "unusable: gone; 512 bytes cannot be read (poison)" {
 		t.Errorf("%q", d.Remark)
 	}
