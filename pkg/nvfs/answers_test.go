@@ -31,11 +31,12 @@ type served struct {
 
 func newServed(t *testing.T) *served {
 	t.Helper()
-	space, err := pmem.NewMemory(16 << 20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = space.Close() })
+	space := newSpace(16 << 20)
+	t.Cleanup(func() {
+		if err := lint(space); err != nil {
+			t.Error(err)
+		}
+	})
 	format(t, space, mkfs.Options{})
 	s := &served{t: t, space: space}
 	s.mount(0)

@@ -67,7 +67,7 @@ func (p *crashPersister) Fence() error {
 // released; also until the totals are known. Run it with -benchtime 1x: a
 // round takes seconds.
 func BenchmarkRecovery(b *testing.B) {
-	space, err := pmem.NewMemory(3 << 30)
+	space, err := pmem.NewMemory(5 << 30) // an inode for each 4 KiB
 	if err != nil {
 		b.Fatal(err)
 	}

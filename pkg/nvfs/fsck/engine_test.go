@@ -13,6 +13,7 @@ import (
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/fsck"
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/mkfs"
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem/record"
 )
 
 func newVolume(t testing.TB, size uint64, opt mkfs.Options) *pmem.Mapping {
@@ -30,6 +31,22 @@ func newVolume(t testing.TB, size uint64, opt mkfs.Options) *pmem.Mapping {
 		t.Fatal(err)
 	}
 	return m
+}
+
+// newLintedVolume is memory that checks the discipline of stores, flushes and
+// fences; the test fails at its end if that was broken.
+func newLintedVolume(t testing.TB, size uint64, opt mkfs.Options) *record.Space {
+	t.Helper()
+	s := record.New(size, size)
+	t.Cleanup(func() {
+		for _, f := range s.Lint() {
+			t.Error(f)
+		}
+	})
+	if _, err := mkfs.Format(s, opt); err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
 
 func mustBeClean(t testing.TB, m pmem.Space, when string) *fsck.Report {
@@ -267,7 +284,7 @@ func (a *actor) step() {
 // an unmount.
 func TestEngineLeavesCleanVolumes(t *testing.T) {
 	for _, size := range []uint64{20 << 20, 200 << 20} {
-		m := newVolume(t, size, mkfs.Options{})
+		m := newLintedVolume(t, size, mkfs.Options{})
 		done := map[string]int{}
 		for round := range 4 {
 			fs, err := nvfs.Mount(m, nvfs.Options{})
@@ -304,7 +321,7 @@ func TestEngineLeavesCleanVolumes(t *testing.T) {
 }
 
 func TestConcurrentEngineLeavesCleanVolumes(t *testing.T) {
-	m := newVolume(t, 300<<20, mkfs.Options{})
+	m := newLintedVolume(t, 300<<20, mkfs.Options{})
 	fs, err := nvfs.Mount(m, nvfs.Options{})
 	if err != nil {
 		t.Fatal(err)

@@ -437,7 +437,7 @@ func (s *sharing) interrupt(t *testing.T, r *rand.Rand) (tried int) {
 		t.Fatal(err)
 	}
 	fences := v.fences
-	for at := 1 + r.IntN(2); at <= fences; at += 1 + fences/16 {
+	for at := 1 + r.IntN(2); at <= fences; at += 1 + fences/8 {
 		v.revert()
 		share := []int{0, 1, 2}[tried%3]
 		v.stopAt, v.keep = at, func(uint64) bool { return r.IntN(2) < share }
