@@ -16,6 +16,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -33,6 +34,21 @@ func killsWanted(t *testing.T) int {
 		t.Fatalf("NVFS_E2E_KILLS=%q is no number from 2 on", text)
 	}
 	return n / 2
+}
+
+// reached waits until a count is as high as wanted, for as long as it grows:
+// how fast it does says nothing.
+func reached(t *testing.T, what string, want int64, count func() int64) {
+	t.Helper()
+	last, since := count(), time.Now()
+	for last < want {
+		time.Sleep(10 * time.Millisecond)
+		if n := count(); n != last {
+			last, since = n, time.Now()
+		} else if time.Since(since) > settleTimeout {
+			t.Fatalf("%s: they stand still at %d of %d for %s", what, last, want, settleTimeout)
+		}
+	}
 }
 
 // remount takes a volume whose server was killed through check, mount with
@@ -96,9 +112,12 @@ func appendUntilKilled(t *testing.T, v testVolume, dir, file string, size int64)
 		t.Fatal(err)
 	}
 	pid := v.server(t)
-	eventually(t, "fio has written enough", func() bool {
+	reached(t, "bytes that fio has written", size, func() int64 {
 		info, err := os.Stat(file)
-		return err == nil && info.Size() >= size
+		if err != nil {
+			return 0
+		}
+		return info.Size()
 	})
 	v.crashServer(t, pid)
 	var exit *exec.ExitError
@@ -151,7 +170,7 @@ func TestKillUnderStorm(t *testing.T) {
 			wg.Go(func() { s.run(&done) })
 		}
 		pid, until := v.server(t), int64(300+r.IntN(3000))
-		eventually(t, "the clients have done enough", func() bool { return done.Load() >= until })
+		reached(t, "operations of the clients", until, done.Load)
 		v.crashServer(t, pid)
 		wg.Wait()
 		total += done.Load()
@@ -240,11 +259,22 @@ func (s *storm) unused() string {
 	}
 }
 
+// crowd is how many names a client has at most in its directory, so that no
+// round takes longer than the one before.
+const crowd = 150
+
 // next chooses an operation of one system call on names that allow it: what
 // to do, and what it changes. do is nil when there is nothing to do it to.
 func (s *storm) next() (do func() error, apply func(model)) {
 	file, dir, name := s.pick(false), s.pick(true), s.unused()
-	if kind := s.r.IntN(20); file == "" || kind < 5 {
+	kind := s.r.IntN(20)
+	if len(s.model) > crowd {
+		kind = 10 // unlink
+		if dir != "" && s.r.IntN(3) == 0 {
+			kind = 18 // rmdir
+		}
+	}
+	if file == "" || kind < 5 {
 		return func() error { return mknod(s.path(name)) }, func(m model) { m[name] = &inode{} }
 	} else if kind < 10 {
 		return s.appendTo(file)

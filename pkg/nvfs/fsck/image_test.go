@@ -471,6 +471,13 @@ const populatedBlocks = layout.HeaderBlocks + 1 + layout.GroupBlocks + 9000
 // populate makes an image with every structure of the format.
 func populate(t testing.TB, write bool) *populated {
 	t.Helper()
+	return populateWith(t, write, 200, 300)
+}
+
+// populateWith does so with so many files in directory "wide", and so many
+// links of the file "hard".
+func populateWith(t testing.TB, write bool, wide, links int) *populated {
+	t.Helper()
 	im := newImage(t, populatedBlocks)
 	im.fanout, im.inLeaf = 3, 6
 	p := &populated{image: im}
@@ -496,7 +503,7 @@ func populate(t testing.TB, write bool) *populated {
 	im.extend(p.longLink, 0, 0, 1, 0)
 	p.longLink.size = 1000
 	p.hard = im.mkfile(p.dir, "hard", unix.S_IFREG, "x")
-	for i := range 300 { // more than the compact count of names holds
+	for i := range links { // 300 are more than the compact count of names holds
 		im.link(p.sub, fmt.Sprintf("hard %d", i), p.hard)
 	}
 	p.fifo = im.mkfile(p.dir, "fifo", unix.S_IFIFO|0o644, "")
@@ -512,7 +519,7 @@ func populate(t testing.TB, write bool) *populated {
 		im.xattr(p.outsideX, fmt.Sprintf("user.%d", i), i)
 	}
 	p.wide = im.mkdir(root, "wide")
-	for i := range 200 {
+	for i := range wide {
 		f := im.newFile(1, unix.S_IFREG)
 		im.link(p.wide, fmt.Sprintf("file %d %0*d", i, i%200+1, i), f)
 	}

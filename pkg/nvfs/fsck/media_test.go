@@ -27,7 +27,23 @@ type mediaVolume struct {
 
 func newMediaVolume(t testing.TB) *mediaVolume {
 	t.Helper()
-	v := &mediaVolume{populated: filled(t), before: map[string]string{}}
+	v := workedOn(t, filled(t))
+	if len(v.before) < 500 {
+		t.Fatalf("%d paths only", len(v.before))
+	}
+	return v
+}
+
+// newSmallMediaVolume is one with fewer names, so that each byte of its
+// metadata can be tried.
+func newSmallMediaVolume(t testing.TB) *mediaVolume {
+	t.Helper()
+	return workedOn(t, filledWith(t, 20, 10))
+}
+
+func workedOn(t testing.TB, p *populated) *mediaVolume {
+	t.Helper()
+	v := &mediaVolume{populated: p, before: map[string]string{}}
 	fs, err := nvfs.Mount(&storeSpace{memSpace: v.mem}, nvfs.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -47,9 +63,6 @@ func newMediaVolume(t testing.TB) *mediaVolume {
 		for _, path := range f.paths {
 			v.before[path] = f.what
 		}
-	}
-	if len(v.before) < 500 {
-		t.Fatalf("%d paths only", len(v.before))
 	}
 	return v
 }
@@ -186,12 +199,12 @@ func (v *mediaVolume) flips() []flip {
 }
 
 // flipEvery is which share of the flips is tried: NVFS_FLIP_EVERY, 1 for all
-// of them, or what takes some seconds.
+// of them (many minutes), or what takes some seconds.
 func flipEvery(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv("NVFS_FLIP_EVERY")
 	if text == "" {
-		return 1499
+		return 311
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 {
@@ -204,27 +217,33 @@ func flipEvery(t *testing.T) int {
 // what was there; the check finds the damage if a checksum covers the byte,
 // and the repair leaves a volume that it calls clean.
 func TestFlips(t *testing.T) {
-	v := newMediaVolume(t)
-	tried, every := 0, flipEvery(t)
+	every := flipEvery(t)
 	for state, last := range map[string]uint64{"retired": 0, "unretired": 1} {
-		undo := v.setLastRetired(last)
-		all := v.flips()
-		for i := int(last) * every / 2; i < len(all); i += every {
-			f := all[i]
-			bit := byte(1) << (i / every % 8)
-			if i/every%3 == 0 {
-				bit = byte(i/every*37) | 1
-			}
-			v.mem[f.at] ^= bit
-			v.tryFlip(t, fmt.Sprintf("last record %s, %s, byte %d ^ %#x", state, f.what, f.at, bit), f)
-			v.mem[f.at] ^= bit
-			if tried++; t.Failed() {
-				t.FailNow()
-			}
-		}
-		undo()
+		t.Run("last record "+state, func(t *testing.T) {
+			t.Parallel()
+			v := newSmallMediaVolume(t)
+			v.setLastRetired(last)
+			v.tryFlips(t, every, int(last)*every/2)
+		})
 	}
-	t.Logf("%d flips", tried)
+}
+
+// tryFlips tries one of every so many flips.
+func (v *mediaVolume) tryFlips(t *testing.T, every, first int) {
+	t.Helper()
+	tried, all := 0, v.flips()
+	for i := first; i < len(all) && !t.Failed(); i += every {
+		f := all[i]
+		bit := byte(1) << (i / every % 8)
+		if i/every%3 == 0 {
+			bit = byte(i/every*37) | 1
+		}
+		v.mem[f.at] ^= bit
+		v.tryFlip(t, fmt.Sprintf("%s, byte %d ^ %#x", f.what, f.at, bit), f)
+		v.mem[f.at] ^= bit
+		tried++
+	}
+	t.Logf("%d of %d flips", tried, len(all))
 }
 
 // lastSlot is the offset of the slot with the last record, and its number.
@@ -240,12 +259,9 @@ func (v *mediaVolume) lastSlot() (off, seq uint64) {
 
 // setLastRetired lets the last record, which marks the volume clean, be the
 // one before number back: the volume is then as a crash leaves it.
-func (v *mediaVolume) setLastRetired(back uint64) (undo func()) {
+func (v *mediaVolume) setLastRetired(back uint64) {
 	slot, seq := v.lastSlot()
-	word := v.mem[slot+layout.RecRetire:][:8]
-	old := binary.LittleEndian.Uint64(word)
-	binary.LittleEndian.PutUint64(word, layout.RetireWord(v.seed, seq-back))
-	return func() { binary.LittleEndian.PutUint64(word, old) }
+	binary.LittleEndian.PutUint64(v.mem[slot+layout.RecRetire:], layout.RetireWord(v.seed, seq-back))
 }
 
 func (v *mediaVolume) tryFlip(t *testing.T, name string, f flip) {

@@ -137,7 +137,11 @@ func (x *treeWalk) sumXattrs(h io.Writer, a *nvfs.Attr) error {
 
 // filled is the populated image with content in its data blocks.
 func filled(t testing.TB) *populated {
-	p := populate(t, true)
+	return filledWith(t, 200, 300)
+}
+
+func filledWith(t testing.TB, wide, links int) *populated {
+	p := populateWith(t, true, wide, links)
 	p.fill()
 	return p
 }
