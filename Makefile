@@ -10,7 +10,8 @@
 # make lint    gofmt, go vet, staticcheck
 # make crash   two million crash images (about 20 minutes); crash-selftest: planted mistakes
 # make chaos   1,000 kills and 20 upgrades under applications (about 20 minutes)
-# make bench   flush modes and filesystems side by side (idle machine; about 15 minutes)
+# make bench   flush modes and filesystems side by side (idle machine; about 15 minutes);
+#              JSON and a page with plots in bench/; BENCH_FLAGS=--quick for two minutes
 # make soak    stress and endurance on real mounts, long (hours; PostgreSQL as well)
 
 SHELL       := bash
@@ -24,6 +25,9 @@ VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 BIN         := bin/nvfs-csi
 TOOLS       := bin/nvfs
+# Where make bench leaves its results, and what it is run with besides.
+BENCH_DIR   ?= bench
+BENCH_FLAGS ?=
 GO_BUILD    := go build -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION)"
 
 # Where several goroutines meet.
@@ -87,9 +91,10 @@ lint:
 	go run $(STATICCHECK) -tags qemu ./test/e2e/qemu/...
 
 bench: build
-	@test/setup.sh fio mkfs.ext4 mkfs.xfs mount
-	$(BIN) bench flush
-	$(BIN) bench fs
+	@test/setup.sh fio mkfs.ext4 mkfs.ext2 mkfs.xfs mkfs.btrfs mount
+	mkdir -p $(BENCH_DIR)
+	$(BIN) bench flush --json $(BENCH_DIR)/flush.json
+	$(BIN) bench fs --json $(BENCH_DIR)/fs.json --html $(BENCH_DIR)/fs.html $(BENCH_FLAGS)
 
 # The processes behind mounted volumes are killed and replaced while
 # applications use the volumes.

@@ -12,6 +12,8 @@ wanted=(
 	fusermount3:fuse3                 # unmounting by an ordinary user
 	mkfs.ext4:e2fsprogs               # peer filesystem, foreign signatures
 	mkfs.xfs:xfsprogs                 # peer filesystem, foreign signatures
+	mkfs.ext2:e2fsprogs               # peer filesystem
+	mkfs.btrfs:btrfs-progs            # peer filesystem
 	mkswap:util-linux                 # foreign signatures
 	mount:mount                       # peers on loop devices
 	diff:diffutils                    # tree comparison

@@ -106,3 +106,12 @@ func eachThread(pid int, f func(tid int) error) error {
 		}
 	}
 }
+
+// releaseProcess lets all threads of a process run wherever this one may.
+func releaseProcess(pid int) error {
+	var own unix.CPUSet
+	if err := unix.SchedGetaffinity(os.Getpid(), &own); err != nil {
+		return fmt.Errorf("read the CPU affinity: %w", err)
+	}
+	return eachThread(pid, func(tid int) error { return unix.SchedSetaffinity(tid, &own) })
+}

@@ -22,6 +22,9 @@ type FioJob struct {
 	BlockSize int    // bytes
 	Size      int64  // bytes of the file, per process
 	Processes int    // 0 is 1
+	Threads   bool   // threads in place of processes
+	OneFile   bool   // all of them work on the same file
+	Keep      bool   // leave the files for a job of the same name and size
 	Direct    bool   // O_DIRECT
 	Sync      string // "", "dsync" or "sync"
 	Engine    string // "" is psync
@@ -67,7 +70,9 @@ func RunFio(ctx context.Context, dir string, job FioJob) (FioResult, error) {
 	}
 	out.Close()
 	defer os.Remove(out.Name())
-	defer removeFioFiles(dir, job.Name)
+	if !job.Keep {
+		defer removeFioFiles(dir, job.Name)
+	}
 
 	cmd := exec.CommandContext(ctx, "fio", fioArgs(dir, out.Name(), job)...)
 	// fio drops verify state and other files where it stands.
@@ -108,6 +113,12 @@ func fioArgs(dir, output string, job FioJob) []string {
 		"--ioengine=" + engine, "--iodepth=" + strconv.Itoa(max(1, job.Depth)),
 		"--numjobs=" + strconv.Itoa(max(1, job.Processes)),
 		"--group_reporting", "--randrepeat=1", "--fallocate=none",
+	}
+	if job.Threads {
+		args = append(args, "--thread")
+	}
+	if job.OneFile {
+		args = append(args, "--filename="+job.Name+".shared")
 	}
 	if job.Direct {
 		args = append(args, "--direct=1")

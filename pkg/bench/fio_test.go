@@ -53,9 +53,10 @@ func TestFioArgs(t *testing.T) {
 	args := fioArgs("/d", "/o", FioJob{
 		Name: "j", RW: "randwrite", BlockSize: 4096, Size: 1 << 20,
 		Direct: true, Sync: "dsync", Runtime: 1500 * time.Millisecond, Verify: true, CPU: 1,
+		Threads: true, OneFile: true,
 	})
 	for _, want := range []string{
-		"--directory=/d", "--rw=randwrite", "--bs=4096", "--size=1048576", "--ioengine=psync", "--numjobs=1",
+		"--directory=/d", "--thread", "--filename=j.shared", "--rw=randwrite", "--bs=4096", "--size=1048576", "--ioengine=psync", "--numjobs=1",
 		"--direct=1", "--sync=dsync", "--runtime=1500ms", "--verify=crc32c", "--cpus_allowed=1",
 	} {
 		if !slices.Contains(args, want) {

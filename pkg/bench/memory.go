@@ -89,11 +89,14 @@ func (f TmpFS) Name() string {
 	return "tmpfs"
 }
 
+// Kind implements Filesystem.
+func (TmpFS) Kind() Kind { return KindMemory }
+
 // Mount implements Filesystem.
 func (f TmpFS) Mount(_ context.Context, dir string, size int64) (*Mounted, error) {
 	m, err := NewMemory(dir, "tmpfs-", size, f.Huge)
 	if err != nil {
 		return nil, err
 	}
-	return &Mounted{Name: f.Name(), Dir: m.Dir, unmount: func(context.Context) error { return m.Close() }}, nil
+	return &Mounted{Name: f.Name(), Dir: m.Dir, detach: func(context.Context) error { return m.Close() }}, nil
 }

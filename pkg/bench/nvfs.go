@@ -37,6 +37,9 @@ func transportSuffix(transport string) string {
 	return " " + transport
 }
 
+// Kind implements Filesystem.
+func (NVFS) Kind() Kind { return KindNVFS }
+
 // Mount implements Filesystem.
 func (n NVFS) Mount(ctx context.Context, dir string, size int64) (m *Mounted, err error) {
 	image, mnt := filepath.Join(dir, "pmem"), filepath.Join(dir, "mnt")
@@ -46,12 +49,16 @@ func (n NVFS) Mount(ctx context.Context, dir string, size int64) (m *Mounted, er
 	}
 	launcher := mountd.NewLauncher(mountd.LauncherOptions{
 		Executable: n.Exe, StateDir: filepath.Join(dir, "run"), LogDir: filepath.Join(dir, "run", "log")})
-	remove := func() error {
-		return errors.Join(os.RemoveAll(filepath.Join(dir, "run")), os.RemoveAll(mnt), os.RemoveAll(image))
+	m = &Mounted{Name: n.Name(), Dir: mnt, image: image,
+		attach: func(ctx context.Context, m *Mounted) error { return launch(ctx, launcher, spec, m) },
+		detach: func(ctx context.Context) error { return launcher.Unmount(ctx, spec.VolumeID, mnt) },
+		remove: func() error {
+			return errors.Join(os.RemoveAll(filepath.Join(dir, "run")), os.RemoveAll(mnt), os.RemoveAll(image))
+		},
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, remove())
+			err = errors.Join(err, m.remove())
 		}
 	}()
 	if err := createImage(ctx, image, size); err != nil {
@@ -63,20 +70,23 @@ func (n NVFS) Mount(ctx context.Context, dir string, size int64) (m *Mounted, er
 	if err := run(ctx, n.Exe, "mkfs", image); err != nil {
 		return nil, err
 	}
-	if err := launcher.Mount(ctx, spec); err != nil {
+	if err := m.attach(ctx, m); err != nil {
 		return nil, err
 	}
-	unmount := func(ctx context.Context) error {
-		if err := launcher.Unmount(ctx, spec.VolumeID, mnt); err != nil {
-			return err
-		}
-		return remove()
+	return m, nil
+}
+
+// launch mounts a volume and notes who serves it and how.
+func launch(ctx context.Context, launcher *mountd.Launcher, spec mountd.Spec, m *Mounted) error {
+	if err := launcher.Mount(ctx, spec); err != nil {
+		return err
 	}
 	status, err := launcher.Status(ctx, spec.VolumeID)
 	if err != nil {
-		return nil, errors.Join(err, unmount(context.WithoutCancel(ctx)))
+		return errors.Join(err, launcher.Unmount(context.WithoutCancel(ctx), spec.VolumeID, spec.Mountpoint))
 	}
-	return &Mounted{Name: n.Name(), Dir: mnt, ServerPID: status.PID, Note: status.Flush, unmount: unmount}, nil
+	m.ServerPID, m.Note = status.PID, status.Flush
+	return nil
 }
 
 // NullFUSE is a FUSE filesystem on the same transport that keeps its metadata
@@ -87,7 +97,12 @@ type NullFUSE struct {
 }
 
 // Name implements Filesystem.
-func (n NullFUSE) Name() string { return "null FUSE" + transportSuffix(n.Transport) }
+func (n NullFUSE) Name() string { return nullName + transportSuffix(n.Transport) }
+
+const nullName = "null FUSE"
+
+// Kind implements Filesystem.
+func (NullFUSE) Kind() Kind { return KindFloor }
 
 // Mount implements Filesystem.
 func (n NullFUSE) Mount(ctx context.Context, dir string, size int64) (*Mounted, error) {
@@ -102,12 +117,15 @@ func (n NullFUSE) Mount(ctx context.Context, dir string, size int64) (*Mounted, 
 	if err != nil {
 		return nil, errors.Join(err, os.Remove(mnt), os.Remove(image))
 	}
-	return &Mounted{Name: n.Name(), Dir: mnt, ServerPID: server.cmd.Process.Pid, unmount: func(ctx context.Context) error {
-		if err := run(ctx, "umount", mnt); err != nil {
-			return err
-		}
-		return errors.Join(server.wait(ctx), os.Remove(mnt), os.Remove(image))
-	}}, nil
+	return &Mounted{Name: n.Name(), Dir: mnt, ServerPID: server.cmd.Process.Pid, image: image,
+		detach: func(ctx context.Context) error {
+			if err := run(ctx, "umount", mnt); err != nil {
+				return err
+			}
+			return server.wait(ctx)
+		},
+		remove: func() error { return errors.Join(os.Remove(mnt), os.Remove(image)) },
+	}, nil
 }
 
 // nullServer is a child that serves a null filesystem.

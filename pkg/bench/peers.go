@@ -7,28 +7,60 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
 // LoopFS is a filesystem of the kernel on a loop device over a file on the
 // same tmpfs that the NVFS volumes of a run lie on.
 type LoopFS struct {
-	Type string // ext4, xfs
+	Type string // ext2, ext4, xfs, btrfs
 }
 
-// mkfsQuiet are the options that make mkfs silent and willing to write to a
-// file.
-var mkfsQuiet = map[string][]string{
-	"ext4": {"-q", "-F"},
-	"xfs":  {"-q", "-f"},
+// loopTypes are the options that make mkfs silent and willing to write to a
+// file. ext2 and ext4 get as many inodes as NVFS has room for, and write all
+// of their tables at once, not in the background of a measurement.
+var loopTypes = map[string][]string{
+	"ext2":  {"-q", "-F", "-i", "4096", "-E", "lazy_itable_init=0"},
+	"ext4":  {"-q", "-F", "-i", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0"},
+	"xfs":   {"-q", "-f"},
+	"btrfs": {"-q", "-f"},
 }
+
+// loopPackages are the Debian packages of mkfs.
+var loopPackages = map[string]string{"ext2": "e2fsprogs", "ext4": "e2fsprogs", "xfs": "xfsprogs", "btrfs": "btrfs-progs"}
 
 // Name implements Filesystem.
 func (l LoopFS) Name() string { return l.Type }
 
+// Kind implements Filesystem.
+func (LoopFS) Kind() Kind { return KindKernel }
+
+// Missing says why this machine cannot mount such a filesystem, and what
+// helps; "" when it can.
+func (l LoopFS) Missing(ctx context.Context) string {
+	mkfs := "mkfs." + l.Type
+	if _, err := exec.LookPath(mkfs); err != nil {
+		return fmt.Sprintf("%s is not installed: apt-get install %s", mkfs, loopPackages[l.Type])
+	}
+	if kernelHas(l.Type) {
+		return ""
+	}
+	// The module may not have been needed yet.
+	if err := run(ctx, "modprobe", l.Type); err != nil || !kernelHas(l.Type) {
+		return fmt.Sprintf("this kernel has no %s: /proc/filesystems does not list it and modprobe %s did not help", l.Type, l.Type)
+	}
+	return ""
+}
+
+func kernelHas(fstype string) bool {
+	known, err := os.ReadFile("/proc/filesystems")
+	return err == nil && slices.Contains(strings.Fields(string(known)), fstype)
+}
+
 // Mount implements Filesystem. It needs root and the filesystem's mkfs.
 func (l LoopFS) Mount(ctx context.Context, dir string, size int64) (*Mounted, error) {
-	options, known := mkfsQuiet[l.Type]
+	options, known := loopTypes[l.Type]
 	if !known {
 		return nil, fmt.Errorf("no loop filesystem of type %q", l.Type)
 	}
@@ -46,20 +78,21 @@ func (l LoopFS) Mount(ctx context.Context, dir string, size int64) (*Mounted, er
 	if err := os.Mkdir(mnt, 0o700); err != nil {
 		return nil, err
 	}
-	if err := run(ctx, "mkfs."+l.Type, append(options, image)...); err != nil {
+	if err := run(ctx, "mkfs."+l.Type, append(slices.Clone(options), image)...); err != nil {
 		return nil, err
 	}
 	// mount(8) attaches the loop device so that umount detaches it.
-	if err := run(ctx, "mount", "-t", l.Type, "-o", "loop", image, mnt); err != nil {
+	mount := func(ctx context.Context, _ *Mounted) error {
+		return run(ctx, "mount", "-t", l.Type, "-o", "loop", image, mnt)
+	}
+	if err := mount(ctx, nil); err != nil {
 		return nil, err
 	}
 	ok = true
-	return &Mounted{Name: l.Name(), Dir: mnt, unmount: func(ctx context.Context) error {
-		if err := run(ctx, "umount", mnt); err != nil {
-			return err
-		}
-		return errors.Join(os.Remove(image), os.Remove(mnt))
-	}}, nil
+	return &Mounted{Name: l.Name(), Dir: mnt, image: image, attach: mount,
+		detach: func(ctx context.Context) error { return run(ctx, "umount", mnt) },
+		remove: func() error { return errors.Join(os.Remove(image), os.Remove(mnt)) },
+	}, nil
 }
 
 // createImage makes a file of zeroes that has all of its memory: persistent

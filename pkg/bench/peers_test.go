@@ -13,8 +13,13 @@ func TestPeersMountAndLeaveNothing(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Fatal("mounting the peers needs root")
 	}
-	for _, fs := range []Filesystem{LoopFS{"ext4"}, LoopFS{"xfs"}, TmpFS{}} {
+	for _, fs := range []Filesystem{LoopFS{"ext4"}, LoopFS{"xfs"}, LoopFS{"ext2"}, LoopFS{"btrfs"}, TmpFS{}} {
 		t.Run(fs.Name(), func(t *testing.T) {
+			if loop, ok := fs.(LoopFS); ok {
+				if why := loop.Missing(t.Context()); why != "" {
+					t.Skipf("NOT TESTED: %s", why)
+				}
+			}
 			dir := memoryDir(t)
 			m, err := fs.Mount(t.Context(), dir, 512<<20)
 			if err != nil {
@@ -29,6 +34,14 @@ func TestPeersMountAndLeaveNothing(t *testing.T) {
 			}
 			if got := int64(st.Blocks) * st.Bsize; got < 400<<20 || got > 512<<20 {
 				t.Errorf("a filesystem of %d bytes, want about 512 MiB", got)
+			}
+			if m.CanRemount() {
+				if err := m.Remount(t.Context()); err != nil {
+					t.Error(err)
+				}
+				if text, err := os.ReadFile(filepath.Join(m.Dir, "f")); err != nil || string(text) != "x" {
+					t.Errorf("after a remount the file reads %q, %v", text, err)
+				}
 			}
 			for range 2 { // idempotent
 				if err := m.Unmount(t.Context()); err != nil {
@@ -49,6 +62,13 @@ func TestPeerFailureLeavesNothing(t *testing.T) {
 		t.Errorf("unknown type: got %v", err)
 	}
 	assertEmptyDir(t, dir)
+}
+
+func TestMissingPeerNamesTheRemedy(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	if why := (LoopFS{"btrfs"}).Missing(t.Context()); !strings.Contains(why, "btrfs-progs") {
+		t.Errorf("without mkfs.btrfs: %q, want the package that has it", why)
+	}
 }
 
 func TestMountAllUndoesWhatItDid(t *testing.T) {

@@ -59,15 +59,23 @@ func CopyTree(ctx context.Context, src Tree, dst string) (time.Duration, error) 
 	if err := run(ctx, "cp", "-a", src.Dir, dst); err != nil {
 		return 0, err
 	}
-	d, err := os.Open(dst)
-	if err != nil {
+	if err := syncFilesystem(dst); err != nil {
 		return 0, err
+	}
+	return time.Since(begin), nil
+}
+
+// syncFilesystem makes all of the filesystem durable that dir lies on.
+func syncFilesystem(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
 	}
 	defer d.Close()
 	if err := unix.Syncfs(int(d.Fd())); err != nil {
-		return 0, fmt.Errorf("sync %s: %w", dst, err)
+		return fmt.Errorf("sync %s: %w", dir, err)
 	}
-	return time.Since(begin), nil
+	return nil
 }
 
 // DiffTree compares two trees with diff -r and returns an error that names
