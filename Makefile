@@ -2,7 +2,7 @@
 # make demo    one volume from CreateVolume to DeleteVolume, shown step by step
 # make test    everything that is tested, set-up included (root; at most 15 minutes)
 # make e2e     only the tests on real mounts
-# make e2e-qemu        real namespaces in QEMU guests (root; about 12 minutes)
+# make e2e-qemu        real namespaces in QEMU guests (root; about 6 minutes)
 # make e2e-qemu-smoke  one guest, one devdax namespace
 # make e2e-cluster  a Kubernetes cluster of two nodes, and the tests in it; e2e-smoke: a few minutes of it
 # make cluster-up   such a cluster to work with; cluster-shell, cluster-down
