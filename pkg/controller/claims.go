@@ -12,19 +12,10 @@ import (
 
 // findingsOfClaims looks at claims that wait for a volume of the driver. A
 // claim may well wait for a pod; only what no pod could change is reported.
-func findingsOfClaims(claims []*corev1.PersistentVolumeClaim, classes []*storagev1.StorageClass, n nodes) []finding {
-	ours := map[string]*storagev1.StorageClass{}
-	for _, class := range classes {
-		if class.Provisioner == driver.Name {
-			ours[class.Name] = class
-		}
-	}
+func findingsOfClaims(claims []*corev1.PersistentVolumeClaim, classes []*storagev1.StorageClass, n nodes, t together) []finding {
 	var found []finding
 	for _, claim := range claims {
-		if claim.Status.Phase != corev1.ClaimPending || claim.DeletionTimestamp != nil || claim.Spec.StorageClassName == nil {
-			continue
-		}
-		class := ours[*claim.Spec.StorageClassName]
+		class := classOf(claim, classes)
 		if class == nil {
 			continue
 		}
@@ -34,11 +25,28 @@ func findingsOfClaims(claims []*corev1.PersistentVolumeClaim, classes []*storage
 		} else {
 			reason, message = sizeProblem(claim, class, n)
 		}
+		if reason == "" {
+			reason, message = t.problem(claim, class, n)
+		}
 		if reason != "" {
 			found = append(found, finding{claimReference(claim), reason, message})
 		}
 	}
 	return found
+}
+
+// classOf returns the driver's class of a claim that waits for a volume; nil for
+// any other claim.
+func classOf(claim *corev1.PersistentVolumeClaim, classes []*storagev1.StorageClass) *storagev1.StorageClass {
+	if claim.Status.Phase != corev1.ClaimPending || claim.DeletionTimestamp != nil || claim.Spec.StorageClassName == nil {
+		return nil
+	}
+	for _, class := range classes {
+		if class.Provisioner == driver.Name && class.Name == *claim.Spec.StorageClassName {
+			return class
+		}
+	}
+	return nil
 }
 
 // sizeProblem says that a claim is larger than what any node could give it now.

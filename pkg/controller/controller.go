@@ -182,7 +182,8 @@ func (w *watcher) findings(ctx context.Context) ([]finding, error) {
 	all, volumeErr := w.volumes.List(labels.Everything())
 	present, nodeErr := w.nodeNames(ctx)
 	pods, podErr := w.nodePods(ctx)
-	if err := errors.Join(classErr, claimErr, volumeErr, nodeErr, podErr); err != nil {
+	waiting, waitingErr := w.waitingPods(ctx, claims, classes)
+	if err := errors.Join(classErr, claimErr, volumeErr, nodeErr, podErr, waitingErr); err != nil {
 		return nil, err
 	}
 	reported := w.fetcher.fetch(ctx, pods)
@@ -195,7 +196,7 @@ func (w *watcher) findings(ctx context.Context) ([]finding, error) {
 	}
 	found := findingsOfClasses(classes, reported)
 	w.metrics.set(reported, len(pods), countClasses(classes), len(found), lastingOrphans)
-	found = append(found, findingsOfClaims(claims, classes, reported)...)
+	found = append(found, findingsOfClaims(claims, classes, reported, newTogether(waiting, volumes))...)
 	found = append(found, findingsOfVolumes(volumes, present)...)
 	return append(found, findingsOfOrphans(lastingOrphans)...), nil
 }

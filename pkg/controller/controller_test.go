@@ -88,7 +88,7 @@ func TestClassesOfOthersAreNotLookedAt(t *testing.T) {
 	if found := findingsOfClasses([]*storagev1.StorageClass{other}, twoNodes()); len(found) != 0 {
 		t.Errorf("findings %v", found)
 	}
-	if found := findingsOfClaims([]*corev1.PersistentVolumeClaim{claim("b", "1Ti")}, []*storagev1.StorageClass{other}, twoNodes()); len(found) != 0 {
+	if found := findingsOfClaims([]*corev1.PersistentVolumeClaim{claim("b", "1Ti")}, []*storagev1.StorageClass{other}, twoNodes(), together{}); len(found) != 0 {
 		t.Errorf("findings %v", found)
 	}
 }
@@ -110,7 +110,7 @@ func TestClaimProblems(t *testing.T) {
 		"could be made room for it":     {claim("any", "300Mi"), ReasonTooLarge, "Delete volumes"},
 		"size of nothing is no problem": {claim("any", "0"), "", ""},
 	} {
-		found := findingsOfClaims([]*corev1.PersistentVolumeClaim{c.claim}, classes, twoNodes())
+		found := findingsOfClaims([]*corev1.PersistentVolumeClaim{c.claim}, classes, twoNodes(), together{})
 		switch {
 		case c.reason == "" && len(found) > 0:
 			t.Errorf("%s: %+v", name, found)
@@ -120,8 +120,47 @@ func TestClaimProblems(t *testing.T) {
 	}
 	bound := claim("any", "1Ti")
 	bound.Status.Phase = corev1.ClaimBound
-	if found := findingsOfClaims([]*corev1.PersistentVolumeClaim{bound}, classes, twoNodes()); len(found) != 0 {
+	if found := findingsOfClaims([]*corev1.PersistentVolumeClaim{bound}, classes, twoNodes(), together{}); len(found) != 0 {
 		t.Errorf("a bound claim: %v", found)
+	}
+}
+
+func TestClaimBesideOthers(t *testing.T) {
+	classes := []*storagev1.StorageClass{class("any"), class("numa0", "numaNode", "0")}
+	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "user"}}
+	for _, name := range []string{"first", "data"} {
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}})
+	}
+	placed, elsewhere := pod, pod
+	placed.Spec.NodeName = "n2"
+	elsewhere.Namespace = "other"
+	first := volume("a", "1", "n2")
+	first.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "first"}
+	silent := volume("a", "1", "n3")
+	silent.Spec.ClaimRef = first.Spec.ClaimRef
+	for name, c := range map[string]struct {
+		claim  *corev1.PersistentVolumeClaim
+		pod    corev1.Pod
+		volume *corev1.PersistentVolume
+		want   bool
+	}{
+		"room on the other node only":       {claim("any", "60Mi"), pod, first, true},
+		"room beside the first":             {claim("any", "50Mi"), pod, first, false},
+		"the pod has been placed":           {claim("any", "60Mi"), placed, first, false},
+		"a pod of another namespace":        {claim("any", "60Mi"), elsewhere, first, false},
+		"the node of the first is silent":   {claim("any", "60Mi"), pod, silent, false},
+		"the first has no volume yet":       {claim("any", "60Mi"), pod, volume("b", "2", "n2"), false},
+		"the class is of another NUMA node": {claim("numa0", "60Mi"), pod, first, true},
+	} {
+		found := findingsOfClaims([]*corev1.PersistentVolumeClaim{c.claim}, classes, twoNodes(), newTogether([]corev1.Pod{c.pod}, []*corev1.PersistentVolume{c.volume}))
+		if !c.want && len(found) > 0 || c.want && (len(found) != 1 || found[0].reason != ReasonNotBeside) {
+			t.Errorf("%s: %+v", name, found)
+			continue
+		}
+		if c.want && !strings.Contains(found[0].message, "Pod user also uses claim first, whose volume is on node n2; 60Mi is asked for, and the largest free extent there is 50Mi.") {
+			t.Errorf("%s: %s", name, found[0].message)
+		}
 	}
 }
 

@@ -12,6 +12,7 @@ const (
 	ReasonNUMANodeNotFound    = "NUMANodeNotFound"
 	ReasonNoMemory            = "NoPersistentMemory"
 	ReasonTooLarge            = "LargerThanAnyExtent"
+	ReasonNotBeside           = "DoesNotFitBesideOthers"
 	ReasonNodeGone            = "NodeGone"
 	ReasonOrphanVolume        = "OrphanVolume"
 )

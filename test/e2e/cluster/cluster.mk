@@ -7,7 +7,7 @@ CLUSTER_GO    := go -C test/e2e/cluster
 CLUSTER_FLAGS := -trimpath -gcflags=all=-dwarf=false
 LOCALCLUSTER  := bin/localcluster
 
-.PHONY: chart chart-test cluster-setup localcluster cluster-build cluster-up cluster-down cluster-shell e2e-cluster e2e-smoke
+.PHONY: chart chart-test cluster-setup localcluster cluster-build cluster-up cluster-down cluster-shell e2e-cluster e2e-smoke cluster-numbers
 
 # Rewrites what is made from the chart: golden files, deploy/, its README.
 chart:
@@ -36,10 +36,17 @@ cluster-shell: localcluster
 
 # All tests in a cluster of their own, which is taken down whatever they say.
 e2e-cluster: cluster-up
-	status=0; $(CLUSTER_GO) test $(CLUSTER_FLAGS) -count=1 -timeout 40m -v ./e2e || status=$$?; \
+	status=0; $(CLUSTER_GO) test $(CLUSTER_FLAGS) -count=1 -timeout 60m -v ./e2e && \
+	NVFS_E2E_ALL_RAN=1 $(CLUSTER_GO) test $(CLUSTER_FLAGS) -count=1 -v -run "TestRightsAreUsed$$" ./e2e || status=$$?; \
 	$(LOCALCLUSTER) down || status=$$?; exit $$status
 
 # A claim, fio, and a driver that is restarted meanwhile.
 e2e-smoke: cluster-up
 	status=0; $(CLUSTER_GO) test $(CLUSTER_FLAGS) -count=1 -timeout 10m -v -run 'TestSmoke$$' ./e2e || status=$$?; \
+	$(LOCALCLUSTER) down || status=$$?; exit $$status
+
+# Figures: claim to running pod, 200 volumes at concurrency 20, what the driver
+# takes when idle (about 10 minutes).
+cluster-numbers: cluster-up
+	status=0; NVFS_E2E_NUMBERS=1 $(CLUSTER_GO) test $(CLUSTER_FLAGS) -count=1 -timeout 40m -v -run 'TestTimeToRunning$$|TestManyVolumes$$|TestIdleResources$$' ./e2e || status=$$?; \
 	$(LOCALCLUSTER) down || status=$$?; exit $$status

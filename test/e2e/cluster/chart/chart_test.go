@@ -1,6 +1,7 @@
 package chart
 
 import (
+	"encoding/json"
 	"flag"
 	"maps"
 	"os"
@@ -230,6 +231,26 @@ func TestPodMonitorNeedsItsCRD(t *testing.T) {
 	if !slices.Contains(kinds(objects(t, Options{APIVersions: prometheus})), "PodMonitor") {
 		t.Error("no PodMonitor is made where its CRD exists")
 	}
+}
+
+func TestDashboard(t *testing.T) {
+	file, err := os.ReadFile(chartDir + "/dashboards/nvfs-csi.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, document := range render(t, Options{Values: values(t, "{dashboard: {enabled: true}}")}) {
+		var m struct{ Data map[string]string }
+		if err := yaml.Unmarshal([]byte(document), &m); err != nil {
+			t.Fatal(err)
+		}
+		if got, ok := m.Data["nvfs-csi.json"]; ok {
+			if !json.Valid([]byte(got)) || strings.TrimSpace(got) != strings.TrimSpace(string(file)) {
+				t.Errorf("the dashboard in the ConfigMap is not the file: %s", firstDifference(string(file), got))
+			}
+			return
+		}
+	}
+	t.Error("there is no ConfigMap with the dashboard")
 }
 
 func TestEmulatedRunsOnAnyNode(t *testing.T) {

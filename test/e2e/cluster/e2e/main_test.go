@@ -57,10 +57,10 @@ type kube struct {
 // deleted, and nothing of its volumes may be left on any node.
 func newTest(t *testing.T) *kube {
 	t.Helper()
-	k := &kube{T: t, ctx: t.Context(), namespace: "test-" + strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name()))}
+	// Cleanups use it as well, when that of the test has ended.
+	k := &kube{T: t, ctx: context.WithoutCancel(t.Context()), namespace: "test-" + strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name()))}
 	k.must("create", "namespace", k.namespace)
 	t.Cleanup(func() {
-		k.ctx = context.Background() // that of the test has ended
 		if t.Failed() {
 			k.describe()
 		}

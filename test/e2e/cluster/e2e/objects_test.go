@@ -33,17 +33,23 @@ parameters:
 	})
 }
 
-// claim makes a claim.
+// claim makes a claim of access mode ReadWriteOnce.
 func (k *kube) claim(name, class, size string) {
+	k.Helper()
+	k.claimOf(name, class, size, "ReadWriteOnce", "")
+}
+
+// claimOf makes a claim with an access mode and further lines of its spec.
+func (k *kube) claimOf(name, class, size, accessMode, extra string) {
 	k.Helper()
 	k.apply(fmt.Sprintf(`apiVersion: v1
 kind: PersistentVolumeClaim
 metadata: {name: %s}
 spec:
-  accessModes: [ReadWriteOnce]
+  accessModes: [%s]
   storageClassName: %s
   resources: {requests: {storage: %s}}
-`, name, class, size))
+%s`, name, accessMode, class, size, extra))
 }
 
 // podOptions describe a pod with one container of busybox and fio.
@@ -51,6 +57,8 @@ type podOptions struct {
 	node    string // "": any
 	claim   string // mounted at /data
 	volume  string // instead of claim: the volume source in flow style
+	mounts  string // instead of /data: further lines of the container's spec
+	restart string // restartPolicy; Never when empty
 	command string
 	extra   string // further lines of the pod's spec
 }
@@ -61,6 +69,14 @@ func (k *kube) pod(name string, o podOptions) {
 	if volume == "" {
 		volume = fmt.Sprintf("persistentVolumeClaim: {claimName: %s}", o.claim)
 	}
+	mounts := o.mounts
+	if mounts == "" {
+		mounts = "      volumeMounts: [{name: data, mountPath: /data}]\n"
+	}
+	restart := o.restart
+	if restart == "" {
+		restart = "Never"
+	}
 	selector := ""
 	if o.node != "" {
 		selector = "  nodeSelector: {kubernetes.io/hostname: " + o.node + "}\n"
@@ -69,18 +85,17 @@ func (k *kube) pod(name string, o podOptions) {
 kind: Pod
 metadata: {name: %s}
 spec:
-  restartPolicy: Never
+  restartPolicy: %s
   terminationGracePeriodSeconds: 1
 %s%s  containers:
     - name: main
       image: %s
       imagePullPolicy: Never
       command: [sh, -c, %q]
-      volumeMounts: [{name: data, mountPath: /data}]
-  volumes:
+%s  volumes:
     - name: data
       %s
-`, name, selector, o.extra, localcluster.ToolsImage, o.command, volume))
+`, name, restart, selector, o.extra, localcluster.ToolsImage, o.command, mounts, volume))
 }
 
 // awaitPod waits until a pod is in a phase; one that has failed fails the test.
@@ -135,13 +150,19 @@ func nodeOf(pv corev1.PersistentVolume) string {
 // awaitEvent waits for an event on an object and returns its message.
 func (k *kube) awaitEvent(namespace, kind, name, reason string) string {
 	k.Helper()
+	return k.awaitEventWith(namespace, kind, name, reason, "")
+}
+
+// awaitEventWith waits for an event whose message has a part.
+func (k *kube) awaitEventWith(namespace, kind, name, reason, part string) string {
+	k.Helper()
 	var message string
 	k.eventually("event "+reason+" on "+kind+" "+name, func() string {
 		var list corev1.EventList
 		k.get(&list, "-n", namespace, "events", "--field-selector", "involvedObject.kind="+kind+",involvedObject.name="+name)
 		var others []string
 		for _, e := range list.Items {
-			if e.Reason == reason {
+			if e.Reason == reason && strings.Contains(e.Message, part) {
 				message = e.Message
 				return ""
 			}

@@ -95,6 +95,42 @@ func TestTwoPodsSpread(t *testing.T) {
 	}
 }
 
+// TestOnePodTwoVolumes: two volumes that fit one by one and not together. The
+// scheduler looks at each alone; what was placed first decides, and an event on
+// the other says what to do.
+func TestOnePodTwoVolumes(t *testing.T) {
+	k := newTest(t)
+	k.class("e2e-together", map[string]string{"numaNode": "0"})
+	for _, claim := range []string{"a", "b"} {
+		k.claim(claim, "e2e-together", "300Mi")
+	}
+	k.pod("user", podOptions{claim: "a", command: "true",
+		mounts: "      volumeMounts: [{name: data, mountPath: /a}, {name: other, mountPath: /b}]\n",
+		volume: "persistentVolumeClaim: {claimName: a}\n    - name: other\n      persistentVolumeClaim: {claimName: b}"})
+	var bound, waits string
+	k.eventually("one claim is bound", func() string {
+		bound, waits = "", ""
+		for _, claim := range []string{"a", "b"} {
+			if k.must("-n", k.namespace, "get", "pvc", claim, "-o", "jsonpath={.status.phase}") == "Bound" {
+				bound = claim
+			} else {
+				waits = claim
+			}
+		}
+		if bound == "" || waits == "" {
+			return "bound " + bound + ", waits " + waits
+		}
+		return ""
+	})
+	message := k.awaitEvent(k.namespace, "PersistentVolumeClaim", waits, "DoesNotFitBesideOthers")
+	for _, part := range []string{"Pod user", "claim " + bound, "300Mi is asked for", "kubectl -n " + k.namespace + " delete pod user"} {
+		if !strings.Contains(message, part) {
+			t.Errorf("the event lacks %q: %s", part, message)
+		}
+	}
+	k.awaitPod("user", corev1.PodPending)
+}
+
 func TestClassThatCannotBeServed(t *testing.T) {
 	k := newTest(t)
 	for class, c := range map[string]struct {

@@ -111,15 +111,8 @@ func TestExpansion(t *testing.T) {
 	k.pod("user", podOptions{claim: "data", command: "while [ ! -e /data/end ]; do " + fioVerify + " || exit 1; done"})
 	k.awaitPod("user", corev1.PodRunning)
 	before := sizeOf(k, "user")
-	k.must("-n", k.namespace, "patch", "pvc", "data", "--type=merge", "-p", `{"spec":{"resources":{"requests":{"storage":"160Mi"}}}}`)
-	k.eventually("the claim grows", func() string {
-		var pvc corev1.PersistentVolumeClaim
-		k.get(&pvc, "pvc", "data")
-		if got := pvc.Status.Capacity.Storage(); got.Value() < 160<<20 {
-			return "capacity " + got.String()
-		}
-		return ""
-	})
+	k.resize("data", "160Mi")
+	k.awaitCapacity("data", 160<<20)
 	if after := sizeOf(k, "user"); after < before+60<<10 {
 		t.Errorf("the filesystem had %d KiB, and has %d", before, after)
 	}
@@ -172,6 +165,22 @@ func TestFSGroupAndOtherUsers(t *testing.T) {
 	k.pod("user", podOptions{claim: "data", command: "id && touch /data/file && [ $(stat -c %g /data/file) = 3000 ]",
 		extra: "  securityContext: {runAsUser: 1000, runAsGroup: 2000, fsGroup: 3000, fsGroupChangePolicy: OnRootMismatch}\n"})
 	k.awaitPod("user", corev1.PodSucceeded)
+}
+
+// TestFSGroupOfALargeTree: the kubelet gives 100,000 files to the group, and with
+// OnRootMismatch does not look at them again.
+func TestFSGroupOfALargeTree(t *testing.T) {
+	k := newTest(t)
+	k.claim("data", "nvfs", "128Mi")
+	k.pod("maker", podOptions{claim: "data", command: "mkdir -p /data/tree && cd /data/tree && for d in $(seq 100); do mkdir $d && (cd $d && seq 1000 | xargs touch) || exit 1; done"})
+	k.awaitPod("maker", corev1.PodSucceeded)
+	k.must("-n", k.namespace, "delete", "pod", "maker")
+	group := "  securityContext: {fsGroup: 3000, fsGroupChangePolicy: OnRootMismatch}\n"
+	k.pod("first", podOptions{claim: "data", extra: group, command: "[ $(find /data/tree -type f -group 3000 | wc -l) = 100000 ] && chgrp 4000 /data/tree/100/1000"})
+	k.awaitPod("first", corev1.PodSucceeded)
+	k.must("-n", k.namespace, "delete", "pod", "first")
+	k.pod("second", podOptions{claim: "data", extra: group, command: "[ $(stat -c %g /data/tree/100/1000) = 4000 ] && [ $(stat -c %g /data) = 3000 ]"})
+	k.awaitPod("second", corev1.PodSucceeded)
 }
 
 // TestKubeletRestart: NodePublishVolume comes again and must not stack mounts.

@@ -12,6 +12,20 @@ import (
 // stable API.
 const featureGates = "CSIVolumeHealth=true"
 
+// auditPolicy logs what the accounts of the driver ask of the API server.
+const auditPolicy = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+  - level: Metadata
+    users: ["system:serviceaccount:` + Namespace + `:nvfs-csi-node", "system:serviceaccount:` + Namespace + `:nvfs-csi-controller"]
+  - level: None
+`
+
+// AuditLog is the log of the requests of the driver's accounts, one JSON object
+// a line.
+func (c *Cluster) AuditLog() string { return filepath.Join(c.Logs(), "audit.log") }
+
 // components of the control plane, in the order in which they start.
 var components = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"}
 
@@ -23,6 +37,9 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err
 		}
+	}
+	if err := os.WriteFile(c.path("audit.yaml"), []byte(auditPolicy), 0o600); err != nil {
+		return err
 	}
 	for i, name := range components {
 		argv := append(append(inNetns(controlPlaneNS), filepath.Join(c.Bin, name)), c.arguments(name)...)
@@ -96,6 +113,7 @@ func (c *Cluster) arguments(component string) []string {
 			"--requestheader-client-ca-file=" + pki("ca.crt"), "--requestheader-allowed-names=front-proxy-client",
 			"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group", "--requestheader-extra-headers-prefix=X-Remote-Extra-",
 			"--proxy-client-cert-file=" + pki("front-proxy.crt"), "--proxy-client-key-file=" + pki("front-proxy.key"),
+			"--audit-policy-file=" + c.path("audit.yaml"), "--audit-log-path=" + c.AuditLog(),
 			"--enable-aggregator-routing=true", "--profiling=false", "--feature-gates=" + featureGates}
 	case "kube-controller-manager":
 		return append(auth("controller-manager.kubeconfig"), "--service-account-private-key-file="+pki("sa.key"), "--root-ca-file="+pki("ca.crt"),

@@ -1,0 +1,18 @@
+package controller
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// MetricDescriptions returns the descriptions of the controller's metrics, for
+// the documentation.
+func MetricDescriptions() []*prometheus.Desc {
+	all := make(chan *prometheus.Desc)
+	go func() {
+		defer close(all)
+		newMetrics("").registry.Describe(all)
+	}()
+	var list []*prometheus.Desc
+	for desc := range all {
+		list = append(list, desc)
+	}
+	return list
+}
