@@ -129,7 +129,8 @@ const treeMemory = 2 << 30
 // stage makes sources in memory for as long as f runs. They have 4 KiB pages:
 // a small file must not take 2 MiB.
 func (o *benchFSOptions) stage(ctx context.Context, progress io.Writer, p *bench.Params, f func(dir string) error) (err error) {
-	if o.noTree || !o.needsTree() {
+	some := bench.Params{Trees: &bench.Trees{}, Compile: &bench.CompileJob{}}
+	if o.noTree || !o.wants(bench.GroupCheck) && !o.needs(some) {
 		return f("")
 	}
 	memory, err := bench.NewMemory(o.memory, "nvfs-bench-source-", treeMemory, false)
@@ -145,21 +146,21 @@ func (o *benchFSOptions) stage(ctx context.Context, progress io.Writer, p *bench
 	if p.Trees, err = bench.StageTrees(ctx, dir, filepath.Join(memory.Dir, "tree")); err != nil {
 		return err
 	}
-	objects := filepath.Join(memory.Dir, "objects")
-	if err := os.Mkdir(objects, 0o700); err != nil {
-		return err
-	}
-	if p.Compile, err = bench.NewCompileJob(ctx, objects); err != nil {
-		return err
+	if o.needs(bench.Params{Compile: &bench.CompileJob{}}) {
+		objects := filepath.Join(memory.Dir, "objects")
+		if err := os.Mkdir(objects, 0o700); err != nil {
+			return err
+		}
+		if p.Compile, err = bench.NewCompileJob(ctx, objects); err != nil {
+			return err
+		}
 	}
 	return f(memory.Dir)
 }
 
-// needsTree tells whether a tree or a compiler is needed at all.
-func (o *benchFSOptions) needsTree() bool {
-	some := bench.Params{Trees: &bench.Trees{}, Compile: &bench.CompileJob{}}
-	without := len(o.workloads(bench.Params{}))
-	return o.wants(bench.GroupCheck) || len(o.workloads(some)) > without
+// needs tells whether a workload is chosen that needs what p has.
+func (o *benchFSOptions) needs(p bench.Params) bool {
+	return len(o.workloads(p)) > len(o.workloads(bench.Params{}))
 }
 
 // quickTree is the part of the Go source tree that --quick copies.
