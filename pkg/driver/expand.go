@@ -120,7 +120,9 @@ func (d *Driver) extend(ctx context.Context, r *record, ns ndctl.Namespace, want
 	extended, err := d.namespaces.Extend(ctx, r.Namespace, want.required)
 	var noSpace *ndctl.NoSpaceError
 	if errors.As(err, &noSpace) {
-		return ns, errorf(codes.ResourceExhausted, "volume %s cannot grow to %d bytes: it grows in place only, and with what follows it in region %s it can have at most %d bytes; copy the data to a new, larger volume",
+		// Of these codes only OutOfRange lets users take a request back: with
+		// any other one the kubelet tries for ever, and the claim is stuck.
+		return ns, errorf(codes.OutOfRange, "volume %s cannot grow to %d bytes: it grows in place only, and with what follows it in region %s it can have at most %d bytes; ask for less, or copy the data to a new, larger volume",
 			r.ID, want.required, noSpace.Region, noSpace.Largest)
 	}
 	if err != nil {

@@ -107,7 +107,7 @@ func (d *Driver) finishFurther(ctx context.Context, r *record, mode ndctl.Mode) 
 // there is no room, nothing is left.
 func (d *Driver) addFurther(ctx context.Context, r *record, mode ndctl.Mode, size uint64) error {
 	if len(r.Further) == maxFurther {
-		return errorf(codes.ResourceExhausted, "volume %s has %d namespaces, more are not possible; copy the data to a new, larger volume", r.ID, maxFurther+1)
+		return errorf(codes.OutOfRange, "volume %s has %d namespaces, more are not possible; ask for no more, or copy the data to a new, larger volume", r.ID, maxFurther+1)
 	}
 	if !isOurID(r.Namespace) {
 		return failedPrecondition("volume %s cannot grow: it was put into namespace %s, which this driver did not make; copy the data to a new, larger volume", r.ID, r.Namespace)
@@ -120,7 +120,7 @@ func (d *Driver) addFurther(ctx context.Context, r *record, mode ndctl.Mode, siz
 	var noSpace *ndctl.NoSpaceError
 	if errors.As(err, &noSpace) {
 		r.Further = r.Further[:len(r.Further)-1]
-		return joinReasons(errorf(codes.ResourceExhausted, "volume %s cannot grow by %d bytes: region %s has no room for more than %d at once; copy the data to a new, larger volume",
+		return joinReasons(errorf(codes.OutOfRange, "volume %s cannot grow by %d bytes: region %s has no room for more than %d at once; ask for less, or copy the data to a new, larger volume",
 			r.ID, size, noSpace.Region, noSpace.Largest), d.records.save(r))
 	}
 	return err

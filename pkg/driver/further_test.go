@@ -185,7 +185,7 @@ func TestExpandOntoFurtherRefuses(t *testing.T) {
 	n := newFixedNode(t)
 	id := n.mounted("pvc-1")
 	_, err := n.expand(id, 2*gib)
-	n.wantCode(err, codes.ResourceExhausted, "no room")
+	n.wantCode(err, codes.OutOfRange, "no room")
 	_, err = n.node.NodeExpandVolume(t.Context(), expandRequest(n, id, 100*mib, 101*mib))
 	n.wantCode(err, codes.OutOfRange)
 	if _, names := n.sizes(); len(names) != 1 {

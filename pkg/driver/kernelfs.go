@@ -83,7 +83,11 @@ func (d *Driver) checkKernelRegion(p Params, r ndctl.Region) error {
 	case !p.kernel():
 		return nil
 	case r.Emulated:
-		return fmt.Errorf("region %s is emulated and has no device that the kernel could use for %s; use %s=%s", r.Name, p.FSType, KeyFSType, FSTypeNVFS)
+		remedy := KeyFSType + "=" + FSTypeNVFS
+		if p.FSType == FSTypeBlock {
+			remedy = "volumeMode: Filesystem" // no class says block
+		}
+		return fmt.Errorf("region %s is emulated and has no device that the kernel could use for %s; use %s", r.Name, p.FSType, remedy)
 	case d.kernel == nil:
 		return fmt.Errorf("this driver was built without %s", p.FSType)
 	}

@@ -100,7 +100,7 @@ func TestExpandRefuses(t *testing.T) {
 	n := newNode(t)
 	id := n.mounted("pvc-1")
 	_, err := n.node.NodeExpandVolume(t.Context(), expandRequest(n, id, 1<<40, 0))
-	n.wantCode(err, codes.ResourceExhausted, "at most 1071644672 bytes; copy the data to a new, larger volume")
+	n.wantCode(err, codes.OutOfRange, "at most 1071644672 bytes; ask for less, or copy the data to a new, larger volume")
 	_, err = n.node.NodeExpandVolume(t.Context(), expandRequest(n, id, 1<<63-1, 0))
 	n.wantCode(err, codes.OutOfRange, "more than any region can have")
 	_, err = n.node.NodeExpandVolume(t.Context(), expandRequest(n, id, 100*mib, 101*mib))
@@ -109,7 +109,7 @@ func TestExpandRefuses(t *testing.T) {
 	n.wantCode(err, codes.OutOfRange, "shrink")
 	n.mustCreate("pvc-2") // takes what follows
 	_, err = n.node.NodeExpandVolume(t.Context(), expandRequest(n, id, 100*mib, 0))
-	n.wantCode(err, codes.ResourceExhausted)
+	n.wantCode(err, codes.OutOfRange)
 	if n.nvfs.Grown(id) != 0 {
 		t.Error("the filesystem was grown")
 	}

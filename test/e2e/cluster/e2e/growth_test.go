@@ -15,7 +15,7 @@ func TestFailedGrowth(t *testing.T) {
 	k.pod("user", podOptions{claim: "data", command: "while [ ! -e /data/end ]; do " + fioVerify + " || exit 1; done"})
 	k.awaitPod("user", corev1.PodRunning)
 	k.resize("data", "8Gi")
-	k.awaitEventWith(k.namespace, "PersistentVolumeClaim", "data", "VolumeResizeFailed", "cannot")
+	k.awaitEventWith(k.namespace, "Pod", "user", "VolumeResizeFailed", "ask for less")
 	k.resize("data", "96Mi")
 	k.awaitCapacity("data", 96<<20)
 	k.exec("user", "touch /data/end")
