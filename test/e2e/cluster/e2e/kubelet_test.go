@@ -35,6 +35,8 @@ func TestVolumeStats(t *testing.T) {
 	k.pod("user", podOptions{claim: "data", command: "dd if=/dev/zero of=/data/file bs=1M count=20 && mkdir /data/d && touch /data/d/1 /data/d/2 && sleep 3600"})
 	node := k.awaitPod("user", corev1.PodRunning).Spec.NodeName
 	const mib = 1 << 20
+	granted := k.volumeOf("data").Spec.Capacity
+	capacity := granted.Storage().AsApproximateFloat64()
 	for metric, least := range map[string]float64{
 		"kubelet_volume_stats_capacity_bytes":  50 * mib,
 		"kubelet_volume_stats_used_bytes":      20 * mib,
@@ -47,7 +49,7 @@ func TestVolumeStats(t *testing.T) {
 			switch {
 			case !ok:
 				return "the kubelet has none of the claim"
-			case value < least || strings.HasSuffix(metric, "bytes") && value > 64*mib:
+			case value < least || strings.HasSuffix(metric, "bytes") && value > capacity:
 				return fmt.Sprintf("it is %.0f, want at least %.0f", value, least)
 			}
 			return ""
