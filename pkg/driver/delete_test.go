@@ -132,7 +132,7 @@ func TestDeleteOfAVolumeInUse(t *testing.T) {
 	n.mounts.FailUnmount(n.path("staging-"+id), errors.New("target is busy"))
 	n.wantCode(n.delete(id), codes.FailedPrecondition, "busy")
 	n.mounts.FailUnmount(n.path("staging-"+id), nil)
-	// The kubelet was restarted and never unstages.
+	// kubernetes#85476: the kubelet was restarted and never unstages.
 	n.ok(n.delete(id))
 	n.wantMounts("staging-"+id, 0)
 	n.wantNothing()

@@ -1,9 +1,12 @@
 package driver_test
 
 import (
+	"strings"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/driver"
 	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
@@ -49,7 +52,8 @@ func TestStackedDeadMounts(t *testing.T) {
 // the disk below. yandex-cloud/k8s-csi-s3#179: after an upgrade the dead
 // staging mount makes stage fail, too. juicefs-csi-driver#1640,
 // mountpoint-s3-csi-driver#576, #604: the volume is served again, but the pod
-// stays on the dead mount, and nothing says so.
+// stays on the dead mount, and nothing says so. mountpoint-s3-csi-driver#894:
+// a publish that cannot succeed hinders those of healthy pods.
 func TestTargetIsABindMountOfADeadStagingMount(t *testing.T) {
 	n := newNode(t)
 	id := n.mounted("pvc-1")
@@ -127,6 +131,46 @@ func TestServerWithoutAMount(t *testing.T) {
 	n.ok(n.stage(id))
 	n.wantMounts("staging-"+id, 1)
 	n.ok(n.publish(id, "pod"))
+}
+
+// kubernetes#102486, #121357: the kubelet stages while an unstage is still
+// running, or the other way round. One of them is turned away, and nothing is
+// waited for.
+func TestStageWhileUnstaging(t *testing.T) {
+	n := newNode(t)
+	id := n.mounted("pvc-1")
+	release := n.mounts.Hang(n.path("staging-" + id))
+	staging := make(chan error, 1)
+	go func() { staging <- n.stage(id) }()
+	// FailedPrecondition, because of the pod, until the stage has begun.
+	for status.Code(n.unstage(id)) != codes.Aborted {
+		select {
+		case err := <-staging:
+			t.Fatalf("the stage has ended and was never in the way: %v", err)
+		default:
+		}
+	}
+	n.wantMounts("staging-"+id, 1)
+	release()
+	n.ok(<-staging)
+}
+
+// A server that had to be given up is said to be gone with the reason, as on
+// kernels that do not let another one go on.
+func TestHealthSaysWhyAServerWasGivenUp(t *testing.T) {
+	n := newNode(t)
+	id := n.mounted("pvc-1")
+	n.nvfs.Kill(id)
+	health, err := n.node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
+	n.ok(err)
+	entries := health.GetVolumeHealth().GetHealthStatuses()
+	if len(entries) != 1 || entries[0].Status != csi.VolumeHealthErrorType_INACCESSIBLE ||
+		!strings.Contains(entries[0].Message, mountd.ErrNotServed.Error()) || !strings.Contains(entries[0].Message, "staged again") {
+		t.Errorf("health %v", entries)
+	}
+	n.ok(n.unpublish(id, "pod"))
+	n.ok(n.unstage(id))
+	n.ok(n.stage(id))
 }
 
 // With pods that may only read, the staging mount cannot be made again.

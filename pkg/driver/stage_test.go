@@ -73,6 +73,8 @@ func TestStageRefuses(t *testing.T) {
 	n.wantMounts("staging-"+id, 0)
 }
 
+// mountpoint-s3-csi-driver#114, #958: two PersistentVolumes with one handle are
+// taken for one mount.
 func TestTwoVolumesWithOneHandle(t *testing.T) {
 	n := newNode(t)
 	id := n.mustCreate("pvc-1")
@@ -234,8 +236,8 @@ func TestMountIsNotJudgedByItsTotals(t *testing.T) {
 	n.ok(n.unstage(id))
 }
 
-// TestTeardownWithoutARecord: a pod must be able to end whatever happened to
-// the state directory.
+// intel/pmem-csi#625: unpublish of a volume that is gone fails for ever. A pod
+// must be able to end whatever happened to the state directory.
 func TestTeardownWithoutARecord(t *testing.T) {
 	n := newNode(t)
 	id := n.mounted("pvc-1")

@@ -307,6 +307,8 @@ func TestSignalUnmounts(t *testing.T) {
 }
 
 // A busy mount is taken out of sight, and served to its last user.
+// GoogleCloudPlatform/gcs-fuse-csi-driver#257: the filesystem hangs when it is
+// told to end while there is something to write.
 func TestSignalWhileBusy(t *testing.T) {
 	n := newNode(t, "")
 	n.mount()
@@ -469,4 +471,19 @@ func TestServeForeground(t *testing.T) {
 
 func TestServeWithoutDescriptor(t *testing.T) {
 	checkError(t, Serve(context.Background(), ServeOptions{}), "no connection to mountd")
+}
+
+// kubernetes-sigs/blob-csi-driver#1718: after an installation the process that
+// mounts was not started, and mounts time out without a word of that.
+func TestNobodyStartsMountd(t *testing.T) {
+	n := newNode(t, "")
+	l := NewLauncher(LauncherOptions{StateDir: n.l.opts.StateDir, External: true})
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	err := l.Mount(ctx, n.spec)
+	checkError(t, err, "mountd does not listen")
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("mount: %v, want the context's error", err)
+	}
+	n.checkMounted(false)
 }
