@@ -37,7 +37,7 @@ cluster-shell: localcluster
 # All tests in a cluster of their own, which is taken down whatever they say.
 e2e-cluster: cluster-up
 	status=0; $(CLUSTER_GO) test $(CLUSTER_FLAGS) -count=1 -timeout 60m -v ./e2e && \
-	NVFS_E2E_ALL_RAN=1 $(CLUSTER_GO) test $(CLUSTER_FLAGS) -count=1 -v -run "TestRightsAreUsed$$" ./e2e || status=$$?; \
+	NVFS_E2E_ALL_RAN=1 $(CLUSTER_GO) test $(CLUSTER_FLAGS) -count=1 -v -run "TestRightsSuffice$$" ./e2e || status=$$?; \
 	$(LOCALCLUSTER) down || status=$$?; exit $$status
 
 # A claim, fio, and a driver that is restarted meanwhile.
