@@ -103,10 +103,10 @@ func addBenchParams(flags *pflag.FlagSet, p *bench.Params) {
 	flags.IntVar(&p.ToggleNames, "toggle-names", p.ToggleNames, "names of the directory toggle test (the reference documents: 65536; hard links: ext4 allows 65000)")
 	flags.IntVar(&p.ToggleOps, "toggle-operations", p.ToggleOps, "operations of that test (the reference documents: 1048576)")
 	flags.IntVar(&p.SmallNames, "small-names", p.SmallNames, "names of the small directory whose speed is compared with the large one's")
-	flags.IntVar(&p.LargeNames, "large-names", p.LargeNames, "names of the large directory; half of them exist at a time and need about 500 bytes each of --size")
+	flags.IntVar(&p.LargeNames, "large-names", p.LargeNames, "names of the large directory; half of them exist at a time, each with an inode, of which there is one for 16 KiB of --size")
 	flags.IntVar(&p.CreateThreads, "create-threads", p.CreateThreads, "threads that create 10 KiB files (the reference documents: 48)")
 	flags.IntVar(&p.CreateFiles, "create-files", p.CreateFiles, "files that they create together (the reference documents: 480000)")
-	flags.IntVar(&p.CheckCopies, "fsck-copies", p.CheckCopies, "copies of the small files of the tree that are checked (the reference documents: 100 trees)")
+	flags.IntVar(&p.CheckCopies, "fsck-copies", p.CheckCopies, "copies of the small files of the tree that are checked (the reference documents: 100 trees); there is an inode for 16 KiB of --size")
 }
 
 // applyQuick gives every parameter that was not set its quick value.

@@ -18,11 +18,11 @@ type LoopFS struct {
 }
 
 // loopTypes are the options that make mkfs silent and willing to write to a
-// file. ext2 and ext4 get as many inodes as NVFS has room for, and write all
+// file. ext2 and ext4 get as many inodes as NVFS, one for 16 KiB, and write all
 // of their tables at once, not in the background of a measurement.
 var loopTypes = map[string][]string{
-	"ext2":  {"-q", "-F", "-i", "4096", "-E", "lazy_itable_init=0"},
-	"ext4":  {"-q", "-F", "-i", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0"},
+	"ext2":  {"-q", "-F", "-i", "16384", "-E", "lazy_itable_init=0"},
+	"ext4":  {"-q", "-F", "-i", "16384", "-E", "lazy_itable_init=0,lazy_journal_init=0"},
 	"xfs":   {"-q", "-f"},
 	"btrfs": {"-q", "-f"},
 }

@@ -199,8 +199,8 @@ func DefaultParams() Params {
 		SyncWrites: 20000, FileSize: 256 << 20, RandomSize: 64 << 20, RandomOps: 10000,
 		Jobs: 48, JobFileSize: 4 << 20, Runtime: time.Second,
 		JobBlocks:   []int{4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10},
-		ToggleNames: 8192, ToggleOps: 16384, SmallNames: 1024, LargeNames: 128 << 10,
-		CreateThreads: 16, CreateFiles: 4096, CheckCopies: 4,
+		ToggleNames: 8192, ToggleOps: 16384, SmallNames: 1024, LargeNames: 64 << 10,
+		CreateThreads: 16, CreateFiles: 4096, CheckCopies: 2,
 	}
 }
 
@@ -210,7 +210,7 @@ func QuickParams() Params {
 	p.SyncWrites, p.FileSize, p.RandomSize, p.RandomOps = 5000, 64<<20, 32<<20, 3000
 	p.JobFileSize, p.Runtime, p.JobBlocks = 1<<20, 300*time.Millisecond, []int{4 << 10, 128 << 10}
 	p.ToggleNames, p.ToggleOps, p.LargeNames = 2048, 4096, 16<<10
-	p.CreateThreads, p.CreateFiles, p.CheckCopies = 8, 1024, 2
+	p.CreateThreads, p.CreateFiles = 8, 1024
 	return p
 }
 
