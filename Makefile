@@ -99,7 +99,8 @@ bench: build
 # The processes behind mounted volumes are killed and replaced while
 # applications use the volumes.
 chaos: setup build
-	NVFS_CSI=$(CURDIR)/$(BIN) NVFS_CHAOS_KILLS=1000 NVFS_CHAOS_UPGRADES=20 go test -timeout 60m -v ./test/chaos
+	@test/setup.sh postgres
+	NVFS_CSI=$(CURDIR)/$(BIN) NVFS_CHAOS_DATABASE=1 NVFS_CHAOS_KILLS=1000 NVFS_CHAOS_UPGRADES=20 go test -timeout 60m -v ./test/chaos
 
 chaos-short: setup build
 	NVFS_CSI=$(CURDIR)/$(BIN) go test -timeout 5m -v ./test/chaos

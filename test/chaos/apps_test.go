@@ -182,11 +182,8 @@ func cycle(v *volume) app {
 			if err := v.up(); err != nil {
 				return err
 			}
-			name := filepath.Join(v.target, "count")
-			if b, err := os.ReadFile(name); i > 0 && (err != nil || string(b) != fmt.Sprint(i-1)) {
-				return errors.Join(fmt.Errorf("round %d finds %q", i, b), err, v.down())
-			}
-			if err := os.WriteFile(name, fmt.Append(nil, i), 0o600); err != nil {
+			v.enter(phaseUsed)
+			if err := count(filepath.Join(v.target, "count"), i); err != nil {
 				return errors.Join(err, v.down())
 			}
 			if err := v.down(); err != nil {
@@ -195,4 +192,13 @@ func cycle(v *volume) app {
 		}
 		return nil
 	}}
+}
+
+// count wants a file to hold what the last round left, and leaves its own
+// number.
+func count(name string, round int) error {
+	if b, err := os.ReadFile(name); round > 0 && (err != nil || string(b) != fmt.Sprint(round-1)) {
+		return fmt.Errorf("round %d finds %q, %w", round, b, err)
+	}
+	return os.WriteFile(name, fmt.Append(nil, round), 0o600)
 }

@@ -2,20 +2,23 @@ package chaos
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
+
+	"github.com/nvfs-csi/nvfs-csi/test/postgres"
 )
 
 // plan is how much is killed, and when.
@@ -23,6 +26,7 @@ type plan struct {
 	kills, upgrades int
 	seed            uint64
 	gap             time.Duration // the longest pause between two kills
+	database        bool          // pgbench is among the applications
 }
 
 // chosenPlan is the short one, or the one that the environment asks for.
@@ -44,6 +48,11 @@ func chosenPlan(t *testing.T) plan {
 	number("NVFS_CHAOS_UPGRADES", &p.upgrades)
 	number("NVFS_CHAOS_SEED", &seed)
 	p.seed = uint64(seed)
+	if p.database = os.Getenv("NVFS_CHAOS_DATABASE") == "1"; p.database {
+		if _, _, err := postgres.Find(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	return p
 }
 
@@ -51,32 +60,9 @@ func chosenPlan(t *testing.T) plan {
 func TestChaos(t *testing.T) {
 	p := chosenPlan(t)
 	n := newNode(t)
-	var apps []app
-	var probes []*pauses
-	for i := range 3 {
-		v := n.createVolume(fmt.Sprintf("volume-%d", i))
-		if err := v.up(); err != nil {
-			t.Fatalf("%v\n%s", err, n.logs())
-		}
-		var err error
-		if v.connection, err = connectionAt(v.staging); err != nil {
-			t.Fatal(err)
-		}
-		n.volumes = append(n.volumes, v)
-		pause := &pauses{}
-		probes = append(probes, pause)
-		apps = append(apps, probe(filepath.Join(v.target, "probe"), pause))
-		switch i {
-		case 0:
-			apps = append(apps, fio(v.target))
-		case 1:
-			apps = append(apps, storm(filepath.Join(v.target, "storm"), p.seed), storm(filepath.Join(v.target, "storm 2"), p.seed+1))
-		case 2:
-			apps = append(apps, orphan(v.target, p.seed), storm(filepath.Join(v.target, "storm"), p.seed+2))
-		}
-	}
-	cycled := n.createVolume("cycled")
-	apps = append(apps, cycle(cycled))
+	apps, probes := n.applications(p)
+	n.cycled = n.createVolume("cycled", volumeBytes, overDev)
+	apps = append(apps, cycle(n.cycled))
 
 	run := startApps(apps)
 	n.wreak(p, run, probes)
@@ -86,7 +72,62 @@ func TestChaos(t *testing.T) {
 			t.Errorf("volume %s was mounted anew: connection %s, before %s, %v", v.id, c, v.connection, err)
 		}
 	}
-	n.tidyUp(append(slices.Clone(n.volumes), cycled))
+	n.tidyUp(append(slices.Clone(n.volumes), n.cycled))
+}
+
+// Classes of volumes.
+var (
+	overDev   = map[string]string{"transport": "dev"}
+	overUring = map[string]string{"transport": "uring"}
+)
+
+const (
+	volumeBytes   = 256 << 20
+	databaseBytes = 512 << 20
+)
+
+// applications mounts volumes, and returns what is to work on them; each has a
+// probe of its own.
+func (n *node) applications(p plan) (apps []app, probes []*pauses) {
+	work := []func(v *volume) []app{
+		func(v *volume) []app { return []app{fio(v.target)} },
+		func(v *volume) []app {
+			return []app{storm(filepath.Join(v.target, "storm"), p.seed), storm(filepath.Join(v.target, "storm 2"), p.seed+1)}
+		},
+		func(v *volume) []app {
+			return []app{orphan(v.target, p.seed), storm(filepath.Join(v.target, "storm"), p.seed+2)}
+		},
+	}
+	if p.database {
+		work = append(work, func(v *volume) []app {
+			n.openTo(v.target)
+			return []app{database(filepath.Join(v.target, "database"), filepath.Join(n.dir, "postgres"))}
+		})
+	}
+	for i, start := range work {
+		size := int64(volumeBytes)
+		if i == 3 {
+			size = databaseBytes
+		}
+		v := n.createVolume(fmt.Sprintf("volume-%d", i), size, overDev)
+		n.mustUp(v)
+		n.volumes = append(n.volumes, v)
+		pause := &pauses{}
+		probes = append(probes, pause)
+		apps = append(apps, probe(filepath.Join(v.target, "probe"), pause))
+		apps = append(apps, start(v)...)
+	}
+	return apps, probes
+}
+
+// openTo lets everybody reach a directory of the node.
+func (n *node) openTo(dir string) {
+	n.t.Helper()
+	for ; strings.HasPrefix(dir, n.dir); dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			n.t.Fatal(err)
+		}
+	}
 }
 
 // running are applications at work.
@@ -141,27 +182,45 @@ func (n *node) wreak(p plan, run *running, probes []*pauses) {
 		}
 		waits[kind] = append(waits[kind], longest)
 	}
+	began := time.Now()
 	mark("before")
-	for i := 0; i < p.kills && !run.failed(); i++ {
+	for kills, upgrades := 0, 0; kills < p.kills && !run.failed(); {
 		time.Sleep(time.Duration(r.Int64N(int64(p.gap))))
-		if p.upgrades > 0 && i%(p.kills/p.upgrades) == p.kills/p.upgrades/2 {
+		if upgrades < p.upgrades && kills >= p.kills*(2*upgrades+1)/(2*p.upgrades) {
+			upgrades++
 			n.upgrade()
 			mark("upgrade")
 		}
-		kind := n.killOne(r)
-		killed[kind]++
+		during := n.cycled.phase()
+		kinds := n.killSome(r)
+		for _, kind := range kinds {
+			killed[kind]++
+		}
+		killed["of these while a volume was being "+during]++
+		kills += len(kinds)
 		n.recover(probes)
-		mark(kind)
+		mark(strings.Join(kinds, ", then "))
 	}
-	n.t.Logf("killed: %v", killed)
-	for kind, list := range waits {
+	n.t.Logf("seed %d, %v: killed %v", p.seed, time.Since(began).Round(time.Second), killed)
+	for _, kind := range slices.Sorted(maps.Keys(waits)) {
+		list := waits[kind]
 		slices.Sort(list)
-		n.t.Logf("longest wait of a 512-byte write, by %s: median %v, worst %v", kind, list[len(list)/2].Round(time.Microsecond), list[len(list)-1].Round(time.Microsecond))
+		n.t.Logf("longest wait of a 512-byte write, by %s (%d times): median %v, worst %v", kind, len(list), list[len(list)/2].Round(time.Microsecond), list[len(list)-1].Round(time.Microsecond))
 	}
 }
 
-// killOne kills a process of a random kind, and sometimes another one while
-// the first is being replaced.
+// killSome kills a process of a random kind, and sometimes another one, of any
+// kind, while a server is being replaced. It says which.
+func (n *node) killSome(r *rand.Rand) []string {
+	first := n.killOne(r)
+	if first != "server" || r.IntN(3) > 0 {
+		return []string{first}
+	}
+	time.Sleep(time.Duration(r.Int64N(int64(30 * time.Millisecond)))) // in the middle of the recovery, or soon after it
+	return []string{first, n.killOne(r)}
+}
+
+// killOne kills one process.
 func (n *node) killOne(r *rand.Rand) string {
 	switch k := r.IntN(20); {
 	case k < 3:
@@ -173,15 +232,16 @@ func (n *node) killOne(r *rand.Rand) string {
 	case k < 10:
 		n.killMountd()
 		return "mountd"
-	case k < 16:
-		n.kill(n.awaitServer(n.volumes[r.IntN(len(n.volumes))]))
-		return "server"
+	case k < 12:
+		// The server of a volume that is being mounted or unmounted, where
+		// there is one.
+		if pid := n.cycled.server(); pid != 0 {
+			n.kill(pid)
+			return "server of the cycled volume"
+		}
 	}
-	v := n.volumes[r.IntN(len(n.volumes))]
-	n.kill(n.awaitServer(v))
-	time.Sleep(time.Duration(r.Int64N(int64(30 * time.Millisecond))))
-	n.kill(n.awaitServer(v)) // in the middle of its recovery, or soon after it
-	return "server in recovery"
+	n.kill(n.awaitServer(n.volumes[r.IntN(len(n.volumes))]))
+	return "server"
 }
 
 func (n *node) awaitServer(v *volume) (pid int) {
@@ -238,16 +298,38 @@ func (n *node) tidyUp(volumes []*volume) {
 		}
 	}
 	n.volumes = nil
-	n.await("no server is left", func() bool { return len(n.processes("serve")) == 0 })
+	n.await("no server is left", func() bool { return len(n.servers()) == 0 })
 	n.await("no connection is held", func() bool {
 		return len(connectionsOf(n.keeperPID()))+len(connectionsOf(n.driver.Process.Pid)) == 0
 	})
 	if mounts := n.mounts(); len(mounts) > 0 {
 		n.t.Errorf("left mounted: %q", mounts)
 	}
-	left, err := filepath.Glob(filepath.Join(n.runDir(), "[^@]*"))
-	left = slices.DeleteFunc(left, func(name string) bool { return filepath.Base(name) == "log" })
-	if err != nil || len(left) > 0 {
-		n.t.Errorf("left in the run directory: %q, %v", left, errors.Join(err))
+	n.await("nothing of any volume is open", func() bool { return len(n.openFiles()) == 0 })
+	n.checkLeftFiles()
+	for _, name := range []string{"keeper", "mountd", "node"} {
+		if pids := n.processes(name); len(pids) != 1 {
+			n.t.Errorf("processes %q: %v, want one", name, pids)
+		}
+	}
+}
+
+// checkLeftFiles wants nothing of any volume in the directories of the node:
+// no lock, socket, log, record, device or cgroup.
+func (n *node) checkLeftFiles() {
+	for _, pattern := range []string{
+		filepath.Join(n.runDir(), "*"), filepath.Join(n.runDir(), "log", "*"),
+		filepath.Join(n.dir, "state", "volumes", "*"), filepath.Join(n.dir, "region0", "*"),
+		"/sys/fs/cgroup/nvfs-csi/*", "/sys/fs/cgroup/unified/nvfs-csi/*",
+	} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		for _, name := range found {
+			if slices.ContainsFunc(n.ids, func(id string) bool { return strings.Contains(filepath.Base(name), id) }) {
+				n.t.Errorf("left behind: %s", name)
+			}
+		}
 	}
 }

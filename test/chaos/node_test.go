@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -42,6 +43,8 @@ type node struct {
 	driver  *exec.Cmd
 	conn    *grpc.ClientConn
 	volumes []*volume
+	cycled  *volume  // mounted and unmounted all the time; nil: none
+	ids     []string // of all volumes that there were
 }
 
 func newNode(t *testing.T) *node {
@@ -95,7 +98,7 @@ func (n *node) startDriver() {
 	cmd := n.start("driver", program, "node", "--v=2", "--endpoint=unix://"+filepath.Join(n.dir, "csi.sock"), "--node-id=node-1",
 		"--state-dir="+filepath.Join(n.dir, "state"), "--kubelet-dir="+filepath.Join(n.dir, "kubelet"), "--run-dir="+n.runDir(),
 		"--calibration-file="+filepath.Join(n.dir, "calibration.json"), "--external-mountd",
-		"--emulate=dir="+filepath.Join(n.dir, "region0")+",numa=0,size=2Gi,align=16Mi")
+		"--emulate=dir="+filepath.Join(n.dir, "region0")+",numa=0,size=3Gi,align=16Mi")
 	n.mu.Lock()
 	n.driver = cmd
 	n.mu.Unlock()
@@ -282,6 +285,24 @@ func (n *node) logs() string {
 	return all.String()
 }
 
+// openFiles lists what keeper, mountd and the driver have open of any volume:
+// connections, devices, locks and logs.
+func (n *node) openFiles() (open []string) {
+	for _, command := range []string{"keeper", "mountd", "node"} {
+		for _, pid := range n.processes(command) {
+			links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+			for _, link := range links {
+				target, _ := os.Readlink(link) // it may just be closed
+				ofVolume := func(id string) bool { return strings.Contains(target, id) }
+				if target == "/dev/fuse" || slices.ContainsFunc(n.ids, ofVolume) {
+					open = append(open, command+": "+target)
+				}
+			}
+		}
+	}
+	return open
+}
+
 // remove ends everything, whatever the test has left.
 func (n *node) remove() {
 	if n.conn != nil {
@@ -328,7 +349,8 @@ type volume struct {
 	id              string
 	context         map[string]string
 	staging, target string
-	connection      string // of the mount; it must stay the same
+	connection      string       // of the mount; it must stay the same
+	doing           atomic.Value // a phase
 }
 
 func capability() *csi.VolumeCapability {
@@ -356,7 +378,8 @@ func (n *node) call(what string, f func(ctx context.Context) error) error {
 	return fmt.Errorf("%s does not succeed: %w", what, err)
 }
 
-func (n *node) createVolume(name string) *volume {
+// createVolume makes a volume; parameters are those of its class.
+func (n *node) createVolume(name string, size int64, parameters map[string]string) *volume {
 	v := &volume{n: n,
 		staging: filepath.Join(n.dir, "kubelet/plugins", name, "globalmount"),
 		target:  filepath.Join(n.dir, "kubelet/pods", name, "mount")}
@@ -367,60 +390,122 @@ func (n *node) createVolume(name string) *volume {
 	}
 	err := n.call("create "+name, func(ctx context.Context) error {
 		resp, err := csi.NewControllerClient(n.conn).CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name,
-			Parameters:    map[string]string{"transport": "dev"},
-			CapacityRange: &csi.CapacityRange{RequiredBytes: 256 << 20}, VolumeCapabilities: []*csi.VolumeCapability{capability()}})
+			Parameters:    parameters,
+			CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{capability()}})
 		v.id, v.context = resp.GetVolume().GetVolumeId(), resp.GetVolume().GetVolumeContext()
 		return err
 	})
 	if err != nil {
 		n.t.Fatal(err)
 	}
+	n.ids = append(n.ids, v.id)
 	return v
+}
+
+// mustUp mounts a volume that is to stay mounted.
+func (n *node) mustUp(v *volume) {
+	n.t.Helper()
+	err := v.up()
+	if err == nil {
+		v.connection, err = connectionAt(v.staging)
+	}
+	if err == nil {
+		// The kernel asks the server at the first close of a file, and learns
+		// that it need not. Otherwise it would ask when this process, which has
+		// files open there, starts the keeper after a kill: a child closes them,
+		// and would wait for a server that only the keeper can bring back.
+		err = os.WriteFile(filepath.Join(v.target, "first"), nil, 0o600)
+	}
+	if err != nil {
+		n.t.Fatalf("%v\n%s", err, n.logs())
+	}
+}
+
+// What is being done with a volume.
+const (
+	phaseIdle        = "left alone"
+	phaseStaged      = "staged"
+	phasePublished   = "published"
+	phaseUsed        = "used"
+	phaseUnpublished = "unpublished"
+	phaseUnstaged    = "unstaged"
+)
+
+func (v *volume) enter(phase string) { v.doing.Store(phase) }
+
+func (v *volume) phase() string {
+	if p, ok := v.doing.Load().(string); ok {
+		return p
+	}
+	return phaseIdle
 }
 
 // up stages and publishes.
 func (v *volume) up() error {
-	client := csi.NewNodeClient(v.n.conn)
-	return errors.Join(
-		v.n.call("stage", func(ctx context.Context) error {
-			_, err := client.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: capability(), VolumeContext: v.context})
-			return err
-		}),
-		v.n.call("publish", func(ctx context.Context) error {
-			_, err := client.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: capability(), VolumeContext: v.context})
-			return err
-		}))
+	v.enter(phaseStaged)
+	err := v.n.call("stage", v.stage)
+	if err != nil {
+		return err
+	}
+	v.enter(phasePublished)
+	return v.n.call("publish", v.publish)
+}
+
+func (v *volume) stage(ctx context.Context) error {
+	_, err := csi.NewNodeClient(v.n.conn).NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: capability(), VolumeContext: v.context})
+	return err
+}
+
+func (v *volume) publish(ctx context.Context) error {
+	_, err := csi.NewNodeClient(v.n.conn).NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: capability(), VolumeContext: v.context})
+	return err
 }
 
 // down unpublishes and unstages.
 func (v *volume) down() error {
 	client := csi.NewNodeClient(v.n.conn)
-	return errors.Join(
-		v.n.call("unpublish", func(ctx context.Context) error {
-			_, err := client.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
-			return err
-		}),
-		v.n.call("unstage", func(ctx context.Context) error {
-			_, err := client.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
-			return err
-		}))
+	defer v.enter(phaseIdle)
+	v.enter(phaseUnpublished)
+	err := v.n.call("unpublish", func(ctx context.Context) error {
+		_, err := client.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
+		return err
+	})
+	v.enter(phaseUnstaged)
+	return errors.Join(err, v.n.call("unstage", func(ctx context.Context) error {
+		_, err := client.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
+		return err
+	}))
 }
 
 // server is the process that serves the volume; 0: none at present.
 func (v *volume) server() int {
-	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	newest := 0
-	for _, name := range lines {
-		line, err := os.ReadFile(name)
-		args := strings.Split(string(line), "\x00")
-		if err != nil || len(args) < 2 || args[1] != "serve" || !slices.Contains(args, v.id) || !strings.Contains(string(line), v.n.dir) {
-			continue
-		}
-		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil && pid > newest {
-			newest = pid
+	for pid, args := range v.n.servers() {
+		if slices.Contains(args, v.id) {
+			newest = max(newest, pid)
 		}
 	}
 	return newest
+}
+
+// servers are the processes that serve volumes of this node, with their
+// arguments. One that waits for a volume is not among them.
+func (n *node) servers() map[int][]string {
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	found := map[int][]string{}
+	for _, name := range lines {
+		line, err := os.ReadFile(name)
+		args := strings.Split(string(line), "\x00")
+		if err != nil || len(args) < 2 || args[1] != "serve" || !slices.Contains(args, "--volume") || !strings.Contains(string(line), n.dir) {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil {
+			found[pid] = args
+		}
+	}
+	return found
 }
 
 // device is the file that the volume lies on.
