@@ -62,6 +62,17 @@ func capacityOf(k *kube, node string) string {
 		"-o", `jsonpath={.items[?(@.nodeTopology.matchLabels.topology\.csi\.nvfs\.dev/node=="`+node+`")].metadata.name}`))[0]
 }
 
+// revision is the number of the release's last revision.
+func (k *kube) revision() string {
+	k.Helper()
+	numbers := strings.Fields(k.must("-n", localcluster.Namespace, "get", "secrets", "-l", "owner=helm,name="+localcluster.Namespace,
+		"--sort-by=.metadata.creationTimestamp", "-o", "jsonpath={.items[*].metadata.labels.version}"))
+	if len(numbers) == 0 {
+		k.Fatal("there is no release")
+	}
+	return numbers[len(numbers)-1]
+}
+
 // TestUninstallIsRefusedWhileVolumesAreUsed also shows that the driver goes on.
 func TestUninstallIsRefusedWhileVolumesAreUsed(t *testing.T) {
 	k := newTest(t)
@@ -70,6 +81,10 @@ func TestUninstallIsRefusedWhileVolumesAreUsed(t *testing.T) {
 	k.awaitPod("user", corev1.PodRunning)
 	if err := cluster.UninstallDriver(k.ctx); err == nil {
 		t.Error("the driver was uninstalled under a pod")
+	}
+	// Helm takes the release for half uninstalled, and refuses to upgrade it.
+	if err := cluster.Helm(k.ctx, "rollback", localcluster.Namespace, k.revision(), "--namespace", localcluster.Namespace, "--wait"); err != nil {
+		t.Error(err)
 	}
 	k.exec("user", "touch /data/end")
 	k.awaitPod("user", corev1.PodSucceeded)
