@@ -30,8 +30,9 @@ const (
 type cgroups struct {
 	root string // "": disabled
 
-	once   sync.Once
-	parent string // "": none
+	// mu makes sure that the parent is not removed, as the last volume's group
+	// is, while another one's is made.
+	mu sync.Mutex
 }
 
 // cgroup is one volume's group; nil when there is none.
@@ -43,12 +44,14 @@ type cgroup struct {
 // open returns a volume's group, which is made if need be; nil when that
 // cannot be.
 func (c *cgroups) open(volumeID string) *cgroup {
-	c.once.Do(c.makeParent)
-	if c.parent == "" {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	parent := c.makeParent()
+	if parent == "" {
 		return nil
 	}
-	g := &cgroup{dir: filepath.Join(c.parent, stateName(volumeID))}
-	if err := os.MkdirAll(g.dir, 0o755); err != nil {
+	g := &cgroup{dir: filepath.Join(parent, stateName(volumeID))}
+	if err := os.Mkdir(g.dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		klog.V(2).InfoS("The serving process gets no cgroup of its own", "volume", volumeID, "reason", err.Error())
 		return nil
 	}
@@ -56,28 +59,37 @@ func (c *cgroups) open(volumeID string) *cgroup {
 	return g
 }
 
-func (c *cgroups) makeParent() {
-	if c.root == "" {
-		return
+// makeParent returns the group that all others are made in; "" when there is
+// none.
+func (c *cgroups) makeParent() string {
+	parent := c.parent()
+	if parent == "" {
+		return ""
 	}
-	root := c.root
-	if _, err := os.Stat(filepath.Join(root, cgroupProcs)); err != nil {
-		// Where both hierarchies are mounted.
-		root = filepath.Join(root, "unified")
-	}
-	if _, err := os.Stat(filepath.Join(root, cgroupProcs)); err != nil {
-		klog.V(2).InfoS("Serving processes stay in the cgroup of mountd: no unified cgroup hierarchy", "root", c.root)
-		return
-	}
-	parent := filepath.Join(root, cgroupParent)
 	if err := os.Mkdir(parent, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		klog.V(2).InfoS("Serving processes stay in the cgroup of mountd: it cannot make others", "reason", err.Error())
-		return
+		return ""
 	}
 	// Fails where memory is not accounted for; then it is not known whether a
 	// process was killed for lack of it.
 	_ = os.WriteFile(filepath.Join(parent, "cgroup.subtree_control"), []byte("+memory"), 0)
-	c.parent = parent
+	return parent
+}
+
+// parent is where the group of all belongs, which need not be there yet; ""
+// when groups are disabled, or there is no unified hierarchy.
+func (c *cgroups) parent() string {
+	if c.root == "" {
+		return ""
+	}
+	// The second is where both hierarchies are mounted.
+	for _, root := range []string{c.root, filepath.Join(c.root, "unified")} {
+		if _, err := os.Stat(filepath.Join(root, cgroupProcs)); err == nil {
+			return filepath.Join(root, cgroupParent)
+		}
+	}
+	klog.V(2).InfoS("Serving processes stay in the cgroup of mountd: no unified cgroup hierarchy", "root", c.root)
+	return ""
 }
 
 // add moves a process that has just been started to the group.
@@ -109,12 +121,15 @@ func (g *cgroup) oomKills() int {
 	return 0
 }
 
-// remove removes the group of a volume that is served no more, and the parent
-// with the last one.
+// remove removes the group of a volume that is served no more, whichever mountd
+// has made it, and the parent with the last one.
 func (c *cgroups) remove(volumeID string) {
-	if c.parent == "" {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	parent := c.parent()
+	if parent == "" {
 		return
 	}
-	_ = os.Remove(filepath.Join(c.parent, stateName(volumeID)))
-	_ = os.Remove(c.parent) // fails while there are others
+	_ = os.Remove(filepath.Join(parent, stateName(volumeID)))
+	_ = os.Remove(parent) // fails while there are others
 }

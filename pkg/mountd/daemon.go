@@ -89,7 +89,7 @@ func (s *supervisor) launch() (*daemon, error) {
 
 // startDaemon makes a process serve held. The files stay the caller's.
 func (s *supervisor) startDaemon(held Held, r resumption, fuseFD int, lock *os.File) (*daemon, error) {
-	if d := s.spare.take(); d != nil {
+	if d := s.takeSpare(); d != nil {
 		err := s.assign(d, held, r, fuseFD, lock)
 		if err == nil {
 			return d, nil
@@ -104,6 +104,28 @@ func (s *supervisor) startDaemon(held Held, r resumption, fuseFD int, lock *os.F
 		return nil, fmt.Errorf("volume %s: %w", held.Spec.VolumeID, err)
 	}
 	return d, nil
+}
+
+// takeSpare returns the spare process, unless its program was replaced by
+// another one since; nil when there is none.
+func (s *supervisor) takeSpare() *daemon {
+	d := s.spare.take()
+	if d == nil {
+		return nil
+	}
+	exe, err := executable(s.opts.Executable)
+	if err == nil && sameFile(exe, fmt.Sprintf("/proc/%d/exe", d.cmd.Process.Pid)) {
+		return d
+	}
+	d.kill()
+	d.close()
+	return nil
+}
+
+func sameFile(a, b string) bool {
+	x, errX := os.Stat(a)
+	y, errY := os.Stat(b)
+	return errX == nil && errY == nil && os.SameFile(x, y)
 }
 
 // assign gives a process its volume. If that fails, the process is ended.

@@ -82,6 +82,7 @@ func (v *volume) takeOver(next *daemon, start time.Time) (*daemon, error) {
 		return nil, v.stopServer(next)
 	}
 	klog.InfoS("The server of a volume was replaced", "volume", v.id(), "pid", next.cmd.Process.Pid, "pause", time.Since(start))
+	v.s.spare.refill(v.s.launch)
 	return next, nil
 }
 

@@ -63,7 +63,8 @@ func NewLauncher(o LauncherOptions) *Launcher {
 const (
 	// mountAttempts is how often a mount is tried whose mountd has ended in
 	// the middle of it.
-	mountAttempts = 5
+	mountAttempts = 20
+	mountPause    = 20 * time.Millisecond
 	connectPoll   = 5 * time.Millisecond
 )
 
@@ -91,6 +92,10 @@ func (l *Launcher) Mount(ctx context.Context, spec Spec) error {
 			return err
 		}
 		klog.V(2).InfoS("mountd has ended in the middle of a mount; it is tried again", "volume", spec.VolumeID)
+		select {
+		case <-time.After(mountPause):
+		case <-ctx.Done():
+		}
 	}
 }
 

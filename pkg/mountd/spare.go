@@ -35,8 +35,12 @@ func (p *spare) take() *daemon {
 func (p *spare) refill(launch func() (*daemon, error)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.ready != nil || p.coming || p.ended {
+	if p.coming || p.ended || p.ready != nil && p.ready.running() {
 		return
+	}
+	if p.ready != nil {
+		p.ready.close() // it has died
+		p.ready = nil
 	}
 	p.coming = true
 	p.wg.Go(func() {

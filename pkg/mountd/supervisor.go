@@ -51,7 +51,9 @@ const (
 	keeperAckTimeout = 3 * time.Second
 )
 
-// supervisor is the state of mountd.
+// supervisor is the state of mountd. Its mutex, those of its volumes, of the
+// spare process and of the link to the keeper are never held together, so they
+// have no order; that of cgroups is taken last.
 type supervisor struct {
 	opts     SupervisorOptions
 	cgroups  cgroups
@@ -238,8 +240,9 @@ func (c *client) execute(m message, fds []int) (*fusefs.Session, error) {
 // reserve locks a volume for the peer, so that it may mount.
 func (c *client) reserve(volumeID string) error {
 	c.release()
+	before := c.s.supervised(volumeID)
 	lock, err := takeLock(c.s.opts.StateDir, volumeID)
-	if errors.Is(err, ErrInUse) && c.s.awaitUnmounted(volumeID) {
+	if errors.Is(err, ErrInUse) && c.s.awaitUnmounted(before) {
 		lock, err = takeLock(c.s.opts.StateDir, volumeID)
 	}
 	if err != nil {
@@ -249,13 +252,17 @@ func (c *client) reserve(volumeID string) error {
 	return nil
 }
 
+// supervised is a volume that is served; nil when it is not.
+func (s *supervisor) supervised(volumeID string) *volume {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.volumes[volumeID]
+}
+
 // awaitUnmounted waits for the server of a volume that is not mounted any more:
 // umount(8) returns before that has closed the volume. It reports whether there
 // was one, and has ended.
-func (s *supervisor) awaitUnmounted(volumeID string) bool {
-	s.mu.Lock()
-	v := s.volumes[volumeID]
-	s.mu.Unlock()
+func (s *supervisor) awaitUnmounted(v *volume) bool {
 	if v == nil || v.mounted() {
 		return false
 	}

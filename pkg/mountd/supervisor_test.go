@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -27,6 +28,7 @@ func TestLeavingMountdGivesNoAnswer(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		s := &supervisor{ctx: ctx, opts: SupervisorOptions{StateDir: t.TempDir(), OnDemand: c.onDemand}, adopted: true, ending: make(chan struct{})}
+		s.spare.end() // there is no program to start
 		checkError(t, askUnreserved(t, s), "does not belong here")
 		c.leave(s, cancel)
 		if err := askUnreserved(t, s); !errors.Is(err, errMountdGone) {
@@ -82,6 +84,47 @@ func TestMountRightAfterUmount(t *testing.T) {
 	n.unmount()
 	n.checkMedium("clean")
 	must(t, n.l.Unmount(within(t), other.VolumeID, other.Mountpoint))
+}
+
+// A volume is served by the program that is there when it is mounted, not by
+// one that was there when the spare process was started.
+func TestSpareOfAReplacedProgram(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "nvfs")
+	install := func() {
+		must(t, exec.Command("cp", "/bin/cat", program+".new").Run())
+		must(t, os.Rename(program+".new", program))
+	}
+	install()
+	s := &supervisor{opts: SupervisorOptions{Executable: program, StateDir: t.TempDir()}}
+	spare := func() *daemon {
+		cmd := exec.Command(program)
+		in, err := cmd.StdinPipe()
+		must(t, err)
+		must(t, cmd.Start())
+		ours, theirs, err := linkPair()
+		must(t, err)
+		must(t, theirs.Close())
+		d := &daemon{cmd: cmd, link: ours, exited: make(chan struct{})}
+		go func() {
+			_ = cmd.Wait()
+			in.Close()
+			close(d.exited)
+		}()
+		return d
+	}
+	s.spare.ready = spare()
+	d := s.takeSpare()
+	if d == nil {
+		t.Fatal("the spare process is not used")
+	}
+	install()
+	s.spare.ready = d
+	if got := s.takeSpare(); got != nil {
+		t.Error("a process of the program before is used")
+	}
+	if d.running() {
+		t.Error("it is left behind")
+	}
 }
 
 // A volume that is unmounted before its new server has come to say that it

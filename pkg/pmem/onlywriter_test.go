@@ -67,7 +67,7 @@ var readers = map[string]bool{
 	"golang.org/x/sys/unix.Write": true, "golang.org/x/sys/unix.Writev": true, "golang.org/x/sys/unix.Pwrite": true,
 	"(*os.File).Write": true, "(*os.File).WriteAt": true, "(io.Writer).Write": true,
 	"(hash.Hash).Write": true, "(hash.Hash32).Write": true, "runtime.KeepAlive": true,
-	"fmt.Sprintf": true, "fmt.Errorf": true, "fmt.Sprint": true, "fmt.Fprintf": true,
+	"fmt.Sprintf": true, "fmt.Errorf": true, "fmt.Sprint": true, "fmt.Fprintf": true, "errors.Join": true,
 }
 
 // movers exchange the elements of a slice, which is no store to a mapping when
