@@ -442,7 +442,8 @@ func (w *Worker) Lseek(id NodeID, off uint64, whence uint32) (uint64, error) {
 const copyLimit = 16 << 20
 
 // CopyFileRange copies inside the volume and returns how much it copied,
-// which may be less than asked.
+// which may be less than asked. The source ends where it did when that was read,
+// also when the copy makes it longer.
 func (w *Worker) CopyFileRange(src NodeID, srcOff uint64, dst NodeID, dstOff, length uint64, flags WriteFlags) (uint64, error) {
 	if done, err := w.start(opCopyRange); done {
 		return w.resumeAt(), err
@@ -450,13 +451,15 @@ func (w *Worker) CopyFileRange(src NodeID, srcOff uint64, dst NodeID, dstOff, le
 	length = min(length, copyLimit)
 	buf := make([]byte, min(length, writeChunk))
 	done := w.resumeAt()
-	for done < length {
-		n, err := w.Read(src, srcOff+done, buf[:min(uint64(len(buf)), length-done)])
+	for ended := false; done < length && !ended; {
+		chunk := buf[:min(uint64(len(buf)), length-done)]
+		n, err := w.Read(src, srcOff+done, chunk)
+		ended = n < len(chunk)
 		if err == nil && n > 0 {
 			if dstOff+done > maxFileSize-uint64(n) {
 				err = errTooBig
 			} else {
-				n, err = w.write(dst, dstOff+done, buf[:n], flags, 0, done, done+uint64(n) < length)
+				n, err = w.write(dst, dstOff+done, buf[:n], flags, 0, done, done+uint64(n) < length && !ended)
 			}
 		}
 		if err != nil {
@@ -464,9 +467,6 @@ func (w *Worker) CopyFileRange(src NodeID, srcOff uint64, dst NodeID, dstOff, le
 				return done, nil
 			}
 			return 0, err
-		}
-		if n == 0 {
-			break
 		}
 		done += uint64(n)
 	}

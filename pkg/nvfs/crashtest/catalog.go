@@ -42,6 +42,7 @@ var Lists = map[string][]string{
 		"truncate /plain 5001; write /plain 7000 10",
 		"truncate /plain 4097; fallocate /plain alloc 0 9000",
 		"truncate /small 10; truncate /small 100",
+		"truncate /small 20; copy /small 7 /small 4000 341", // the source gets longer by it
 		// A block that is freed and reused at once.
 		"unlink /plain; write /none 0 12000",
 		"truncate /plain 0; write /none 0 4096; write /plain 0 4096",

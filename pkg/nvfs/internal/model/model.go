@@ -507,15 +507,17 @@ func (m *Model) Read(n *Node, off, length uint64) ([]byte, syscall.Errno) {
 func (m *Model) CopyRange(src *Node, srcOff uint64, dst *Node, dstOff, length uint64) (uint64, syscall.Errno) {
 	length = min(length, 16<<20)
 	done := uint64(0)
-	for done < length {
-		b, e := m.Read(src, srcOff+done, min(512<<10, length-done))
+	for ended := false; done < length && !ended; {
+		chunk := min(512<<10, length-done)
+		b, e := m.Read(src, srcOff+done, chunk)
+		ended = uint64(len(b)) < chunk
 		if e == 0 && len(b) > 0 {
 			e = m.Write(dst, dstOff+done, b, true)
 		}
 		if e != 0 && done == 0 {
 			return 0, e
 		}
-		if e != 0 || len(b) == 0 {
+		if e != 0 {
 			break
 		}
 		done += uint64(len(b))
