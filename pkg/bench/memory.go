@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -63,10 +65,38 @@ func (m *Memory) Close() error {
 		time.Sleep(busyPoll)
 		err = unix.Unmount(m.Dir, 0)
 	}
+	if err == unix.EBUSY {
+		if users := usersOf(m.Dir); len(users) > 0 {
+			return fmt.Errorf("unmount %s, which is used by %s: %w", m.Dir, strings.Join(users, ", "), err)
+		}
+		// Only the kernel is left, and lets go of it when it gets round to that.
+		err = unix.Unmount(m.Dir, unix.MNT_DETACH)
+	}
 	if err != nil {
 		return fmt.Errorf("unmount %s: %w", m.Dir, err)
 	}
 	return os.Remove(m.Dir)
+}
+
+// usersOf lists the processes, as far as can be seen, that have a file below
+// dir open or mapped, or are in there.
+func usersOf(dir string) []string {
+	var users []string
+	processes, _ := filepath.Glob("/proc/[0-9]*")
+	for _, proc := range processes {
+		uses := false
+		links, _ := filepath.Glob(proc + "/fd/*")
+		for _, link := range append(links, proc+"/cwd", proc+"/root") {
+			target, err := os.Readlink(link)
+			uses = uses || err == nil && strings.HasPrefix(target+"/", dir+"/")
+		}
+		maps, _ := os.ReadFile(proc + "/maps")
+		if uses || strings.Contains(string(maps), dir+"/") {
+			line, _ := os.ReadFile(proc + "/cmdline")
+			users = append(users, fmt.Sprintf("process %s (%s)", filepath.Base(proc), strings.Join(strings.FieldsFunc(string(line), func(r rune) bool { return r == 0 }), " ")))
+		}
+	}
+	return users
 }
 
 // busyWait bounds how long Close waits for users of the memory.
