@@ -92,7 +92,7 @@ func (n *node) mustFail(v *volume) {
 	}()
 	select {
 	case err := <-failed:
-		if !errors.Is(err, unix.ENOTCONN) && !errors.Is(err, unix.ECONNABORTED) {
+		if !errors.Is(err, unix.ENOTCONN) && !errors.Is(err, unix.ECONNABORTED) && !errors.Is(err, unix.ECANCELED) {
 			n.t.Errorf("the dead mount answers %v", err)
 		}
 	case <-time.After(settleTimeout):
