@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,6 +37,11 @@ const (
 
 // binary is the program under test.
 var binary string
+
+// init keeps the first thread of the process to the tests' main goroutine. It
+// alone does not end with a goroutine that is locked to it, so an actor there
+// would keep its working directory and files for good.
+func init() { runtime.LockOSThread() }
 
 func TestMain(m *testing.M) {
 	code, err := runTests(m)
