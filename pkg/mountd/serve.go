@@ -48,7 +48,8 @@ type Resumable interface {
 	Orphans() ([]nvfs.NodeID, error)
 	// ReleaseOrphan frees one that it does not.
 	ReleaseOrphan(id nvfs.NodeID) error
-	// Detach is called instead of Close: a successor goes on.
+	// Detach is called instead of Close: a successor goes on, and waits for
+	// that. The process ends soon after.
 	Detach() error
 }
 
@@ -74,6 +75,9 @@ type ServeOptions struct {
 	Pin     []int
 	// OpenVolume opens the volume. Its error is shown to whoever mounts.
 	OpenVolume func(Spec, OpenOptions) (Volume, error)
+	// Rehearse opens and closes a volume of its own making, in memory; nil:
+	// nothing is rehearsed.
+	Rehearse func() error
 }
 
 // ErrHandedOver is returned by Serve when the connection was left to a
@@ -97,6 +101,7 @@ func Serve(ctx context.Context, o ServeOptions) error {
 	}
 	// The process that reads what this one logs may go away first.
 	signal.Ignore(unix.SIGPIPE)
+	rehearse(o, link)
 	t, err := awaitTask(ctx, link)
 	if t == nil || err != nil {
 		return errors.Join(err, link.Close())
@@ -171,6 +176,7 @@ func serveFiles(ctx context.Context, s *server, lock *os.File) (err error) {
 		defer func() {
 			if errors.Is(err, ErrHandedOver) {
 				lock.Close()
+				s.tellHandedOver()
 			} else {
 				err = errors.Join(err, dropLock(lock, s.opts.StateDir, volumeID))
 			}

@@ -189,12 +189,18 @@ func (fs *FS) background() {
 	}
 }
 
+// settleDelay is how long a volume is left alone after the mount: whoever
+// mounts it first wants an answer, which takes a tenth of that.
+const settleDelay = 100 * time.Millisecond
+
 // settleIn loads all groups, so that totals are known, and releases the
-// orphans of the previous mount. It lets the mount have the CPUs and the page
-// tables to itself, unless recovery needs the totals.
+// orphans of the previous mount. It lets the mount, and whoever makes it known,
+// have the CPUs and the page tables to themselves, unless somebody needs the
+// totals.
 func (fs *FS) settleIn() {
 	select {
 	case <-fs.started:
+		fs.leaveAlone()
 	case <-fs.load:
 	case <-fs.stop:
 	}
@@ -214,6 +220,16 @@ func (fs *FS) settleIn() {
 	}
 	defer w.Close()
 	fs.releaseOrphans(w, orphans)
+}
+
+func (fs *FS) leaveAlone() {
+	timer := time.NewTimer(settleDelay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-fs.load:
+	case <-fs.stop:
+	}
 }
 
 // loadGroups returns the orphans in all groups, or only in those that are
