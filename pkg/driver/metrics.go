@@ -27,6 +27,10 @@ var (
 		"Free bytes of a region, in all its extents together.", regionLabels, nil)
 	descRegionMaxExtent = prometheus.NewDesc("nvfs_csi_region_max_extent_bytes",
 		"Largest free extent of a region: what a new namespace can take at most.", regionLabels, nil)
+	descNamespaces = prometheus.NewDesc("nvfs_csi_region_namespaces",
+		"Namespaces in a region, those of others included.", regionLabels, nil)
+	descFlushMode = prometheus.NewDesc("nvfs_csi_region_flush_mode_info",
+		"Always 1, for each flush mode that volumes in a region can have.", append(regionLabels, "flush_mode"), nil)
 	descVolumes = prometheus.NewDesc("nvfs_csi_volumes",
 		"Volumes of the node by phase (creating, ready, deleting).", []string{"node", "phase"}, nil)
 	descStaged = prometheus.NewDesc("nvfs_csi_staged_volumes",
@@ -65,7 +69,7 @@ func (m *driverMetrics) setRegistered(registered bool) { m.registered.Store(regi
 // Describe implements prometheus.Collector.
 func (m *driverMetrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{descRegionSize, descRegionAvailable, descRegionMaxExtent, descVolumes, descStaged,
-		descUnserved, descRestarts, descRegistered, descBuildInfo} {
+		descVolumeInfo, descVolumeSize, descVolumeHealthy, descRequests, descRequestSeconds, descNamespaces, descFlushMode, descUnserved, descRestarts, descRegistered, descBuildInfo} {
 		ch <- desc
 	}
 }
@@ -86,6 +90,7 @@ func (m *driverMetrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(descUnserved, float64(unserved), node)
 	ch <- prometheus.MustNewConstMetric(descRestarts, prometheus.CounterValue, float64(restarts), node)
 	m.collectVolumes(gauge)
+	m.collectEachVolume(ch)
 	m.collectRegions(gauge)
 }
 
@@ -115,12 +120,31 @@ func (m *driverMetrics) collectRegions(gauge func(*prometheus.Desc, float64, ...
 		klog.ErrorS(err, "No metrics of regions")
 		return
 	}
+	counts, err := m.namespacesByRegion(ctx)
+	if err != nil {
+		klog.ErrorS(err, "No metrics of namespaces")
+	}
 	for _, r := range regions {
 		labels := []string{m.driver.options.NodeID, r.Name, strconv.Itoa(r.NUMANode)}
 		gauge(descRegionSize, float64(r.Size), labels...)
 		gauge(descRegionAvailable, float64(r.Available), labels...)
 		gauge(descRegionMaxExtent, float64(r.LargestExtent), labels...)
+		if err == nil {
+			gauge(descNamespaces, float64(counts[r.Name]), labels...)
+		}
+		for _, mode := range m.driver.reportRegion(r).FlushModes {
+			gauge(descFlushMode, 1, append(labels, mode)...)
+		}
 	}
+}
+
+func (m *driverMetrics) namespacesByRegion(ctx context.Context) (map[string]int, error) {
+	all, err := m.driver.namespaces.Namespaces(ctx)
+	counts := map[string]int{}
+	for _, ns := range all {
+		counts[ns.Region]++
+	}
+	return counts, err
 }
 
 // Registry returns the registry of the driver's own metrics; the program may

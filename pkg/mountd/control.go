@@ -28,6 +28,7 @@ const (
 	methodStop   = "stop"   // unmount and end; answered before that begins
 
 	methodProgress = "progress" // how far the threads have come
+	methodRequests = "requests" // what the kernel has asked for
 	methodHandOver = "handover" // end, and leave the connection to a successor; answered before that begins
 	methodHand     = "hand"     // the connection itself, its descriptor along with the answer
 )
@@ -56,8 +57,9 @@ type controlResponse struct {
 	Error    string  `json:"error,omitempty"`
 	Status   *Status `json:"status,omitempty"`
 	// Turns are the counters of methodProgress, see fusefs.Progress.
-	Turns []uint64 `json:"turns,omitempty"`
-	Held  *Held    `json:"held,omitempty"`
+	Turns    []uint64       `json:"turns,omitempty"`
+	Requests []RequestStats `json:"requests,omitempty"`
+	Held     *Held          `json:"held,omitempty"`
 
 	file *os.File // to be passed along
 }
@@ -69,6 +71,7 @@ type controlTarget interface {
 	stop()
 	handOver()
 	progress() []uint64
+	requests() []RequestStats
 	servedConnection() (*Held, *os.File)
 }
 
@@ -212,6 +215,8 @@ func (s *controlServer) answer(line []byte) (resp controlResponse, after func())
 		after = s.target.handOver
 	case methodProgress:
 		return controlResponse{Turns: s.target.progress()}, nil
+	case methodRequests:
+		return controlResponse{Requests: s.target.requests()}, nil
 	case methodHand:
 		held, f := s.target.servedConnection()
 		return controlResponse{Held: held, file: f}, nil

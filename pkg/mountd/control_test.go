@@ -30,6 +30,7 @@ func (f *fakeTarget) grow([]string) error                 { return f.growErr }
 func (f *fakeTarget) stop()                               { f.stopped = true }
 func (f *fakeTarget) handOver()                           { f.stopped = true }
 func (f *fakeTarget) progress() []uint64                  { return []uint64{1, 2} }
+func (f *fakeTarget) requests() []RequestStats            { return []RequestStats{{Op: "WRITE", Requests: 3}} }
 func (f *fakeTarget) servedConnection() (*Held, *os.File) { return nil, nil }
 
 func startControl(t *testing.T, target controlTarget) (stateDir string, s *controlServer) {
@@ -51,6 +52,7 @@ func TestControlProtocol(t *testing.T) {
 	for _, test := range []struct{ ask, want string }{
 		{`{"protocol":1,"method":"status"}`, `"volumeID":"vol-1"`},
 		{`{"protocol":1,"method":"status","later":"members are ignored"}`, `"volumeID":"vol-1"`},
+		{`{"protocol":1,"method":"requests"}`, `"requests":[{"op":"WRITE","requests":3,`},
 		{`{"protocol":1,"method":"grow"}`, `"error":"no space behind the device"`},
 		{`{"protocol":2,"method":"status"}`, `control protocol 2 is not supported`},
 		{`{"protocol":1,"method":"format"}`, `unknown method`},

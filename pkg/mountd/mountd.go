@@ -95,6 +95,10 @@ type Mounter interface {
 	Evict(ctx context.Context, volumeID string) error
 	// Status asks the serving process; ErrNotServed when there is none.
 	Status(ctx context.Context, volumeID string) (Status, error)
+	// Requests asks the serving process what the kernel has asked of it;
+	// ErrNotServed when there is none. One of a version that does not count
+	// gives an error.
+	Requests(ctx context.Context, volumeID string) ([]RequestStats, error)
 	// Forget removes the files that a volume, which is not coming back, has
 	// left on the node, its log included; ErrInUse while it is served.
 	Forget(volumeID string) error

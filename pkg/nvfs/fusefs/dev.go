@@ -45,6 +45,9 @@ func (d *dev) Session() *Session { return d.conn.session.Load() }
 // Progress implements Progress.
 func (d *dev) Progress() []uint64 { return d.conn.progress() }
 
+// Requests implements RequestCounter.
+func (d *dev) Requests() []RequestStats { return d.conn.requests() }
+
 // Serve implements Transport.
 func (d *dev) Serve(ctx context.Context) error {
 	n := d.opts.threads()

@@ -62,11 +62,12 @@ type notifier interface {
 // handler executes requests, one at a time. Its scratch members are what a
 // Worker's arguments point to, so that no request allocates.
 type handler struct {
-	conn  *conn
-	w     Worker
-	note  notifier
-	begun bool
-	turns atomic.Uint64 // see Progress
+	conn   *conn
+	w      Worker
+	note   notifier
+	begun  bool
+	turns  atomic.Uint64 // see Progress
+	counts requestCounts
 
 	req    nvfs.Request
 	attr   nvfs.Attr
@@ -96,7 +97,11 @@ func (h *handler) handle(msg, out []byte) int {
 	if hdr == nil {
 		return 0 // without a unique there is nothing to reply to
 	}
+	timed, start := h.counts.begin(opcode(hdr.Opcode))
 	n, err := h.guarded(hdr, msg, out[outHeaderSize:])
+	if timed != nil {
+		timed.end(start)
+	}
 	if !opcode(hdr.Opcode).answered() {
 		return 0
 	}

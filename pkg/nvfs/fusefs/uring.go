@@ -83,6 +83,9 @@ func (u *uring) Session() *Session { return u.conn.session.Load() }
 // Progress implements Progress.
 func (u *uring) Progress() []uint64 { return u.conn.progress() }
 
+// Requests implements RequestCounter.
+func (u *uring) Requests() []RequestStats { return u.conn.requests() }
+
 // Serve implements Transport.
 func (u *uring) Serve(ctx context.Context) error {
 	err := u.serve(ctx)
