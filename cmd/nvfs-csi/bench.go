@@ -7,10 +7,11 @@ import (
 func newBenchCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure flush modes, or filesystems side by side",
+		Short: "Measure flush modes, filesystems side by side, or volumes in a cluster",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newBenchFlushCommand(), newBenchFSCommand(), newBenchServeNullCommand())
+	cmd.AddCommand(clusterCommands()...)
 	return cmd
 }

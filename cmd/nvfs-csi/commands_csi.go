@@ -10,3 +10,6 @@ import "github.com/spf13/cobra"
 func csiCommands() []*cobra.Command {
 	return []*cobra.Command{newDemoCommand(), newNodeCommand(), newControllerCommand()}
 }
+
+// clusterCommands are the benchmarks that need a client of Kubernetes.
+func clusterCommands() []*cobra.Command { return []*cobra.Command{newBenchClusterCommand()} }
