@@ -88,7 +88,7 @@ func (v *servedVolume) ReleaseOrphan(id nvfs.NodeID) error { return v.fs.Release
 // Detach implements mountd.Resumable.
 func (v *servedVolume) Detach() error {
 	v.fs.Detach()
-	return v.mapping.Close()
+	return v.mapping.Release()
 }
 
 // Grow implements mountd.Volume.

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
@@ -169,6 +170,18 @@ func (d *daemon) kill() {
 		klog.ErrorS(err, "A serving process cannot be killed", "volume", d.volumeID, "pid", d.cmd.Process.Pid)
 	}
 	<-d.exited
+}
+
+// end waits for the end of a process that has said that it ends, and kills it
+// if that takes too long.
+func (d *daemon) end(timeout time.Duration) {
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case <-d.exited:
+	case <-timer.C:
+		d.kill()
+	}
 }
 
 func (d *daemon) running() bool {

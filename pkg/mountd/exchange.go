@@ -11,18 +11,24 @@ import (
 )
 
 // A server is exchanged while its volume is in use. The new one is started
-// first and waits; then the old one answers what it has read, lets go of the
-// volume and ends; then the new one opens the volume and reads on. Nothing is
-// sent again, and users notice a pause, the shorter because the new process
-// need not be started in it.
+// first and waits; then the old one answers what it has read and lets go of the
+// volume; then the new one opens the volume and reads on. Nothing is sent again,
+// and users notice a pause, the shorter because neither the start of the new
+// process nor the end of the old one lies in it.
 
-// exchangeTimeout bounds how long an old server takes to end.
+// exchangeTimeout bounds how long an old server takes to let go, and then to
+// end.
 const exchangeTimeout = 10 * time.Second
 
-// exchangeFor replaces a server of this process's own, whose end ended says.
-// It returns nil without an error when that has ended, but the new one does
-// not answer.
-func (v *volume) exchangeFor(ended <-chan struct{}) (*daemon, error) {
+// pause is how long users waited, and for what.
+type pause struct {
+	start    time.Time // the old server was asked to let go
+	released time.Time // it has
+}
+
+// exchangeFor replaces a server of this process's own. It returns nil without
+// an error when that has ended, but the new one does not answer.
+func (v *volume) exchangeFor(old *daemon) (*daemon, error) {
 	v.mu.Lock()
 	lock := v.lock
 	v.mu.Unlock()
@@ -32,16 +38,19 @@ func (v *volume) exchangeFor(ended <-chan struct{}) (*daemon, error) {
 	}
 	ctx, cancel := context.WithTimeout(v.s.ctx, exchangeTimeout)
 	defer cancel()
-	start := time.Now()
+	p := pause{start: time.Now()}
 	if _, err := callControl(ctx, v.s.opts.StateDir, v.id(), methodHandOver); err != nil {
 		return nil, errors.Join(err, v.stopServer(next))
 	}
-	select {
-	case <-ended:
-	case <-ctx.Done():
-		return nil, errors.Join(errors.New("the old server does not end"), v.stopServer(next))
+	// It lets go before it ends, which may take as long again. One of an older
+	// version just ends.
+	if err := old.expect(ctx, msgHandedOver, func(message) error { return nil }); err != nil && old.running() {
+		return nil, errors.Join(errors.New("the old server does not let go"), err, v.stopServer(next))
 	}
-	return v.takeOver(next, start)
+	p.released = time.Now()
+	next, err = v.takeOver(next, p)
+	old.end(exchangeTimeout)
+	return next, err
 }
 
 // standby starts a server that waits until it is told to go.
@@ -67,8 +76,8 @@ func (v *volume) standby(lock *os.File) (*daemon, error) {
 	return next, nil
 }
 
-// takeOver lets a server that waits go; the one before has ended.
-func (v *volume) takeOver(next *daemon, start time.Time) (*daemon, error) {
+// takeOver lets a server that waits go; the one before has let go.
+func (v *volume) takeOver(next *daemon, p pause) (*daemon, error) {
 	v.mu.Lock()
 	v.daemon = next
 	v.mu.Unlock()
@@ -81,14 +90,14 @@ func (v *volume) takeOver(next *daemon, start time.Time) (*daemon, error) {
 		klog.ErrorS(err, "The new server of a volume has failed", "volume", v.id())
 		return nil, v.stopServer(next)
 	}
-	klog.InfoS("The server of a volume was replaced", "volume", v.id(), "pid", next.cmd.Process.Pid, "pause", time.Since(start))
+	klog.InfoS("The server of a volume was replaced", "volume", v.id(), "pid", next.cmd.Process.Pid, "pause", time.Since(p.start), "ofItLettingGo", p.released.Sub(p.start))
 	v.s.spare.refill(v.s.launch)
 	return next, nil
 }
 
 // exchangeStranger replaces a server that another mountd has started, and that
 // holds the volume's lock: the new one gets the lock file and, once the old one
-// has ended, the lock. It returns nil without an error when that has happened,
+// has let go, the lock. It returns nil without an error when that has happened,
 // but the new one does not answer.
 func (v *volume) exchangeStranger() (*daemon, error) {
 	lock, err := os.OpenFile(lockPath(v.s.opts.StateDir, v.id()), os.O_RDWR, 0)
@@ -101,7 +110,7 @@ func (v *volume) exchangeStranger() (*daemon, error) {
 	}
 	ctx, cancel := context.WithTimeout(v.s.ctx, exchangeTimeout)
 	defer cancel()
-	start := time.Now()
+	p := pause{start: time.Now()}
 	_, err = callControl(ctx, v.s.opts.StateDir, v.id(), methodHandOver)
 	for err == nil {
 		if err = lockFile(lock); err == nil || !errors.Is(err, errLocked) {
@@ -111,7 +120,7 @@ func (v *volume) exchangeStranger() (*daemon, error) {
 		case <-time.After(time.Millisecond):
 			err = nil
 		case <-ctx.Done():
-			err = errors.New("the old server does not end")
+			err = errors.New("the old server does not let go")
 		}
 	}
 	if err != nil {
@@ -120,7 +129,8 @@ func (v *volume) exchangeStranger() (*daemon, error) {
 	v.mu.Lock()
 	v.lock = lock
 	v.mu.Unlock()
-	return v.takeOver(next, start)
+	p.released = time.Now()
+	return v.takeOver(next, p)
 }
 
 // exchangeAll replaces all servers by ones of this binary, one after the

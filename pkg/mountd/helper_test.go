@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nvfs-csi/nvfs-csi/pkg/mountd/mountdtest"
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs"
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/fusefs"
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
@@ -62,7 +63,11 @@ func runHelper(ctx context.Context) error {
 		NewLauncher(LauncherOptions{Executable: os.Args[0], StateDir: argument("--state-dir"), LogDir: argument("--log-dir")}).Hold(ctx)()
 		return nil
 	}
-	return Serve(ctx, ServeOptions{Version: "test", StateDir: argument("--state-dir"), LinkFD: linkFD, OpenVolume: openTestVolume})
+	o := ServeOptions{Version: "test", StateDir: argument("--state-dir"), LinkFD: linkFD, OpenVolume: openTestVolume}
+	if os.Args[1] == foregroundCommand {
+		return ServeForeground(ctx, foregroundSpec(argument("--path"), argument("--mountpoint")), o)
+	}
+	return Serve(ctx, o)
 }
 
 // argument is what follows a flag on the command line; "" without it.
@@ -342,21 +347,7 @@ func (n *node) eventually(what string, condition func() bool) {
 // freeze stops a process with SIGSTOP.
 func (n *node) freeze(p *process) {
 	n.t.Helper()
-	must(n.t, unix.Kill(p.pid, unix.SIGSTOP))
-	n.eventually("the process is stopped", func() bool { return stopped(p.pid) })
-}
-
-// stopped reports whether every thread of a process is stopped: SIGSTOP takes
-// effect after kill(2) has returned.
-func stopped(pid int) bool {
-	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-	for _, name := range tasks {
-		stat, err := os.ReadFile(name)
-		if _, state, found := strings.Cut(string(stat), ") "); err == nil && found && !strings.HasPrefix(state, "T") {
-			return false
-		}
-	}
-	return true
+	must(n.t, mountdtest.Freeze(within(n.t), p.pid))
 }
 
 // logs is what all processes have logged.

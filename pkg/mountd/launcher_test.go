@@ -307,8 +307,6 @@ func TestSignalUnmounts(t *testing.T) {
 }
 
 // A busy mount is taken out of sight, and served to its last user.
-// GoogleCloudPlatform/gcs-fuse-csi-driver#257: the filesystem hangs when it is
-// told to end while there is something to write.
 func TestSignalWhileBusy(t *testing.T) {
 	n := newNode(t, "")
 	n.mount()

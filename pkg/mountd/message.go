@@ -46,6 +46,8 @@ const (
 	msgFailed   = "failed"   // of a server: Error is why it does not
 	msgReplayed = "replayed" // of a server: Requests had been sent again and are answered
 
+	msgHandedOver = "handedOver" // of a server: it has let go of the volume, and ends
+
 	msgAnswer = "answer" // Error, or none
 )
 

@@ -21,7 +21,7 @@ func openImage(path string) (*pmem.Mapping, error) {
 }
 
 // makeVolume makes a real volume.
-func makeVolume(t *testing.T, path string) {
+func makeVolume(t testing.TB, path string) {
 	t.Helper()
 	f, err := os.Create(path)
 	must(t, err)
@@ -91,4 +91,4 @@ func (v *realVolume) Close() error                       { return errors.Join(v.
 func (v *realVolume) EndResume() error                   { return v.fs.EndResume() }
 func (v *realVolume) Orphans() ([]nvfs.NodeID, error)    { return v.fs.Orphans() }
 func (v *realVolume) ReleaseOrphan(id nvfs.NodeID) error { return v.fs.ReleaseOrphan(id) }
-func (v *realVolume) Detach() error                      { v.fs.Detach(); return v.space.Close() }
+func (v *realVolume) Detach() error                      { v.fs.Detach(); return v.space.Release() }

@@ -232,6 +232,14 @@ func (s *server) handOver() {
 	s.endServing()
 }
 
+// tellHandedOver tells the supervisor that a successor may go on.
+func (s *server) tellHandedOver() {
+	if s.link != nil {
+		// One that has gone does not want to know; the next one has the lock.
+		_ = s.link.send(message{Kind: msgHandedOver})
+	}
+}
+
 // progress implements controlTarget.
 func (s *server) progress() []uint64 {
 	if p, ok := s.transport.(fusefs.Progress); ok {

@@ -112,9 +112,7 @@ func heldBy(p *process) int {
 
 // ceph/ceph-csi#91, #792, #4271: applications get ENOTCONN ("transport
 // endpoint is not connected") when the process that serves their mount goes
-// away. awslabs/mountpoint-s3#1206: nobody says why it went. juicedata/
-// juicefs-csi-driver#343: out of memory, it breaks all mounts. ceph/
-// ceph-csi#2204: writes fail in the gap instead of waiting. GoogleCloudPlatform/
+// away. awslabs/mountpoint-s3#1206: nobody says why it went. GoogleCloudPlatform/
 // gcs-fuse-csi-driver#355: nobody notices that it was killed.
 func TestServerDies(t *testing.T) {
 	n := newRealNode(t)

@@ -316,7 +316,7 @@ func (v *volume) attend(d *daemon) error {
 			}
 			return v.died(d, true)
 		case <-v.exchange:
-			next, err := v.exchangeFor(d.exited)
+			next, err := v.exchangeFor(d)
 			if err != nil {
 				klog.ErrorS(err, "The server of a volume goes on instead of being replaced", "volume", v.id())
 				continue

@@ -3,15 +3,14 @@ package e2e
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
+	"github.com/nvfs-csi/nvfs-csi/pkg/mountd/mountdtest"
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/fusefs"
 )
 
@@ -39,27 +38,13 @@ func (v testVolume) crashServer(t *testing.T, server int) {
 	services := servicesOf(t, mountd.DefaultStateDir)
 	for _, pid := range services {
 		// Else one of them would bring the others back.
-		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil && err != syscall.ESRCH {
+		if err := mountdtest.Freeze(callContext(t), pid); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the process is stopped", func() bool { return stopped(pid) })
 	}
 	for _, pid := range append([]int{server}, services...) {
 		killAndWait(t, pid, syscall.SIGKILL)
 	}
-}
-
-// stopped reports whether every thread of a process is stopped: SIGSTOP takes
-// effect after kill(2) has returned.
-func stopped(pid int) bool {
-	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-	for _, name := range tasks {
-		stat, err := os.ReadFile(name)
-		if _, state, found := strings.Cut(string(stat), ") "); err == nil && found && !strings.HasPrefix(state, "T") {
-			return false
-		}
-	}
-	return true
 }
 
 // crash ends the connection of the volume, which the driver holds as well: the
