@@ -31,6 +31,8 @@ var (
 		"Namespaces in a region, those of others included.", regionLabels, nil)
 	descFlushMode = prometheus.NewDesc("nvfs_csi_region_flush_mode_info",
 		"Always 1, for each flush mode that volumes in a region can have.", append(regionLabels, "flush_mode"), nil)
+	descFlushChoice = prometheus.NewDesc("nvfs_csi_flush_mode_choice_info",
+		"Always 1: what flush mode auto means on the node, and who says so; auto is what was measured.", []string{"node", "flush_mode", "source"}, nil)
 	descVolumes = prometheus.NewDesc("nvfs_csi_volumes",
 		"Volumes of the node by phase (creating, ready, deleting).", []string{"node", "phase"}, nil)
 	descStaged = prometheus.NewDesc("nvfs_csi_staged_volumes",
@@ -69,7 +71,8 @@ func (m *driverMetrics) setRegistered(registered bool) { m.registered.Store(regi
 // Describe implements prometheus.Collector.
 func (m *driverMetrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{descRegionSize, descRegionAvailable, descRegionMaxExtent, descVolumes, descStaged,
-		descVolumeInfo, descVolumeSize, descVolumeHealthy, descRequests, descRequestSeconds, descNamespaces, descFlushMode, descUnserved, descRestarts, descRegistered, descBuildInfo} {
+		descVolumeInfo, descVolumeSize, descVolumeHealthy, descRequests, descRequestSeconds, descNamespaces, descFlushMode, descFlushChoice,
+		descUnserved, descRestarts, descRegistered, descBuildInfo} {
 		ch <- desc
 	}
 }
@@ -89,6 +92,11 @@ func (m *driverMetrics) Collect(ch chan<- prometheus.Metric) {
 	restarts, unserved := m.driver.servers.counts()
 	gauge(descUnserved, float64(unserved), node)
 	ch <- prometheus.MustNewConstMetric(descRestarts, prometheus.CounterValue, float64(restarts), node)
+	if choice, err := m.driver.flushChoice(); err != nil {
+		klog.ErrorS(err, "No metric of the node's flush mode")
+	} else {
+		gauge(descFlushChoice, 1, node, choice.mode, choice.source)
+	}
 	m.collectVolumes(gauge)
 	m.collectEachVolume(ch)
 	m.collectRegions(gauge)

@@ -27,7 +27,7 @@ func TestMetricsOfVolumes(t *testing.T) {
 		`nvfs_csi_fuse_request_seconds_bucket{node="` + n.options.NodeID + `",operation="write",volume="` + staged + `",le="4.096e-06"} 2`,
 		`nvfs_csi_fuse_request_seconds_bucket{node="` + n.options.NodeID + `",operation="write",volume="` + staged + `",le="+Inf"} 3`,
 		`nvfs_csi_fuse_request_seconds_sum{node="` + n.options.NodeID + `",operation="write",volume="` + staged + `"} 0.005006`,
-		`nvfs_csi_region_namespaces{`, `nvfs_csi_region_flush_mode_info{flush_mode="nt",`,
+		`nvfs_csi_flush_mode_choice_info{flush_mode="auto",`, `nvfs_csi_region_namespaces{`, `nvfs_csi_region_flush_mode_info{flush_mode="nt",`,
 	} {
 		if !strings.Contains(body, "\n"+line) {
 			t.Errorf("there is no %s", line)

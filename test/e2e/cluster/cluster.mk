@@ -7,7 +7,7 @@ CLUSTER_GO    := go -C test/e2e/cluster
 CLUSTER_FLAGS := -trimpath -gcflags=all=-dwarf=false
 LOCALCLUSTER  := bin/localcluster
 
-.PHONY: chart chart-test cluster-setup localcluster cluster-build cluster-up cluster-down cluster-shell e2e-cluster e2e-smoke cluster-numbers
+.PHONY: chart chart-test cluster-setup localcluster cluster-build cluster-up cluster-down cluster-shell e2e-cluster e2e-smoke e2e-fio cluster-numbers
 
 # Rewrites what is made from the chart: golden files, deploy/, its README.
 chart:
@@ -36,7 +36,7 @@ cluster-shell: localcluster
 
 # All tests in a cluster of their own, which is taken down whatever they say.
 e2e-cluster: cluster-up
-	status=0; $(CLUSTER_GO) test $(CLUSTER_FLAGS) -count=1 -timeout 60m -v ./e2e && \
+	status=0; $(CLUSTER_GO) test $(CLUSTER_FLAGS) -count=1 -timeout 60m -parallel 4 -v ./e2e && \
 	NVFS_E2E_ALL_RAN=1 $(CLUSTER_GO) test $(CLUSTER_FLAGS) -count=1 -v -run "TestRightsSuffice$$" ./e2e || status=$$?; \
 	$(LOCALCLUSTER) down || status=$$?; exit $$status
 
@@ -49,4 +49,14 @@ e2e-smoke: cluster-up
 # takes when idle (about 10 minutes).
 cluster-numbers: cluster-up
 	status=0; NVFS_E2E_NUMBERS=1 $(CLUSTER_GO) test $(CLUSTER_FLAGS) -count=1 -timeout 40m -v -run 'TestTimeToRunning$$|TestManyVolumes$$|TestIdleResources$$' ./e2e || status=$$?; \
+	$(LOCALCLUSTER) down || status=$$?; exit $$status
+
+# The fio Jobs of deploy/examples against each StorageClass: a table, JSON and a
+# page in bench/ (about 6 minutes; RUNTIME is that of each job of fio).
+RUNTIME ?= 5s
+e2e-fio: cluster-up
+	mkdir -p $(BENCH_DIR)
+	status=0; $(LOCALCLUSTER) run kubectl apply -f deploy/storageclass/nvfs-clwb.yaml -f deploy/storageclass/nvfs-numa0.yaml && \
+	$(LOCALCLUSTER) run $(BIN) bench cluster --image localhost/tools:e2e --pull-policy Never --runtime $(RUNTIME) \
+		--json $(BENCH_DIR)/cluster.json --html $(BENCH_DIR)/cluster.html || status=$$?; \
 	$(LOCALCLUSTER) down || status=$$?; exit $$status

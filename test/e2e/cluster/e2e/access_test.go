@@ -10,7 +10,7 @@ import (
 // TestSubPath: two directories of one volume, made by the kubelet, are two
 // places in a pod.
 func TestSubPath(t *testing.T) {
-	k := newTest(t)
+	k := newParallelTest(t)
 	k.claim("data", "nvfs", "64Mi")
 	k.pod("writer", podOptions{claim: "data", command: "echo a > /a/file && echo b > /b/file && ! [ -e /a/a ]",
 		mounts: "      volumeMounts: [{name: data, mountPath: /a, subPath: one}, {name: data, mountPath: /b, subPath: two/deep}]\n"})
@@ -22,7 +22,7 @@ func TestSubPath(t *testing.T) {
 // TestReadOnlyMount: a pod that mounts its claim read-only reads and cannot
 // write, and leaves the volume writable for others.
 func TestReadOnlyMount(t *testing.T) {
-	k := newTest(t)
+	k := newParallelTest(t)
 	k.claim("data", "nvfs", "64Mi")
 	k.pod("writer", podOptions{claim: "data", command: "echo text > /data/file && sleep 3600"})
 	writer := k.awaitPod("writer", corev1.PodRunning)
@@ -40,7 +40,7 @@ func TestReadOnlyMount(t *testing.T) {
 
 // TestReadWriteOncePod: a second pod waits until the first has gone.
 func TestReadWriteOncePod(t *testing.T) {
-	k := newTest(t)
+	k := newParallelTest(t)
 	k.claimOf("data", "nvfs", "64Mi", "ReadWriteOncePod", "")
 	k.pod("first", podOptions{claim: "data", command: "echo first > /data/file; sleep 3600"})
 	k.awaitPod("first", corev1.PodRunning)
@@ -55,7 +55,7 @@ func TestReadWriteOncePod(t *testing.T) {
 // TestClaimsThatNoNodeCanServe: what a node-local filesystem, or emulated
 // memory, cannot give is refused with the reason and what to do.
 func TestClaimsThatNoNodeCanServe(t *testing.T) {
-	k := newTest(t)
+	k := newParallelTest(t)
 	k.claimOf("many", "nvfs", "64Mi", "ReadWriteMany", "")
 	k.claimOf("block", "nvfs", "64Mi", "ReadWriteOnce", "  volumeMode: Block\n")
 	k.pod("many", podOptions{claim: "many", command: "true"})

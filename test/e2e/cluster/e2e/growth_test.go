@@ -10,7 +10,7 @@ import (
 // TestFailedGrowth: a claim that asks for more than its node has is told so, its
 // pod goes on, and asking for less brings it on its way again.
 func TestFailedGrowth(t *testing.T) {
-	k := newTest(t)
+	k := newParallelTest(t)
 	k.claim("data", "nvfs", "64Mi")
 	k.pod("user", podOptions{claim: "data", command: "while [ ! -e /data/end ]; do " + fioVerify + " || exit 1; done"})
 	k.awaitPod("user", corev1.PodRunning)

@@ -30,7 +30,7 @@ func (k *kube) kubeletMetric(node, metric, claim string) (value float64, ok bool
 // TestVolumeStats: what is used of a volume is in the metrics of the kubelet,
 // where alerts about full disks look.
 func TestVolumeStats(t *testing.T) {
-	k := newTest(t)
+	k := newParallelTest(t)
 	k.claim("data", "nvfs", "64Mi")
 	k.pod("user", podOptions{claim: "data", command: "dd if=/dev/zero of=/data/file bs=1M count=20 && mkdir /data/d && touch /data/d/1 /data/d/2 && sleep 3600"})
 	node := k.awaitPod("user", corev1.PodRunning).Spec.NodeName
@@ -60,7 +60,7 @@ func TestVolumeStats(t *testing.T) {
 // TestPodForceDeleted: a pod that is removed from the API at once, while it
 // writes, must not hinder the next one.
 func TestPodForceDeleted(t *testing.T) {
-	k := newTest(t)
+	k := newParallelTest(t)
 	k.claim("data", "nvfs", "64Mi")
 	k.pod("first", podOptions{claim: "data", command: "echo kept > /data/kept; while :; do " + fioVerify + "; done"})
 	k.awaitPod("first", corev1.PodRunning)

@@ -17,6 +17,10 @@ import (
 // may be loaded.
 const waitTime = 3 * time.Minute
 
+// pollInterval is the pause between two looks at something that becomes true by
+// itself.
+const pollInterval = 500 * time.Millisecond
+
 var cluster *localcluster.Cluster
 
 func TestMain(m *testing.M) {
@@ -28,7 +32,12 @@ func TestMain(m *testing.M) {
 		fmt.Fprintf(os.Stderr, "no cluster to test: %v\nstart one with \"make cluster-up\", or run \"make e2e-cluster\"\n", err)
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if err := awaitNothingLeft(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
 }
 
 func connect() error {
@@ -51,14 +60,30 @@ type kube struct {
 	*testing.T
 	ctx       context.Context
 	namespace string
+	shared    bool // other tests run at the same time
 }
 
 // newTest makes a namespace for the test. When the test ends, the namespace is
 // deleted, and nothing of its volumes may be left on any node.
 func newTest(t *testing.T) *kube {
 	t.Helper()
+	return startTest(t, false)
+}
+
+// newParallelTest is newTest for a test that neither disturbs others nor minds
+// them. It runs when the tests that need the cluster for themselves have ended;
+// what all of them have left is looked for at the end.
+func newParallelTest(t *testing.T) *kube {
+	t.Helper()
+	t.Parallel()
+	return startTest(t, true)
+}
+
+func startTest(t *testing.T, shared bool) *kube {
+	t.Helper()
 	// Cleanups use it as well, when that of the test has ended.
-	k := &kube{T: t, ctx: context.WithoutCancel(t.Context()), namespace: "test-" + strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name()))}
+	k := &kube{T: t, ctx: context.WithoutCancel(t.Context()), shared: shared,
+		namespace: "test-" + strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name()))}
 	k.must("create", "namespace", k.namespace)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -106,7 +131,7 @@ func (k *kube) get(v any, args ...string) {
 func (k *kube) eventually(what string, done func() string) {
 	k.Helper()
 	missing := ""
-	for deadline := time.Now().Add(waitTime); time.Now().Before(deadline); time.Sleep(500 * time.Millisecond) {
+	for deadline := time.Now().Add(waitTime); time.Now().Before(deadline); time.Sleep(pollInterval) {
 		if missing = done(); missing == "" {
 			return
 		}
@@ -126,36 +151,4 @@ func (k *kube) describe() {
 		out, err := k.try(args...)
 		k.Logf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
-}
-
-// checkNothingIsLeft fails unless all volumes are gone: PersistentVolumes,
-// records, memory, mounts and the processes that serve them.
-func (k *kube) checkNothingIsLeft() {
-	k.Helper()
-	k.eventually("volumes are deleted", func() string {
-		if out := k.must("get", "pv", "-o", "jsonpath={.items[?(@.spec.csi.driver==\"csi.nvfs.dev\")].metadata.name}"); out != "" {
-			return "PersistentVolumes " + out
-		}
-		for _, n := range cluster.Nodes {
-			if left := k.leftOn(n); left != "" {
-				return "on node " + n.Name + ": " + left
-			}
-		}
-		return ""
-	})
-}
-
-// leftOn returns what volumes have left on a node.
-func (k *kube) leftOn(n localcluster.Node) string {
-	k.Helper()
-	script := `ls ` + localcluster.NodeMemory + `/*/*.pmem /var/lib/csi.nvfs.dev/volumes/*.json 2>/dev/null
-grep fuse.nvfs /proc/mounts
-ls -d /var/lib/kubelet/plugins/kubernetes.io/csi/csi.nvfs.dev/* 2>/dev/null
-for c in /proc/[0-9]*/cmdline; do tr '\0' ' ' < $c 2>/dev/null | grep -E 'nvfs(-csi)? serve ' ; done
-true`
-	out, err := n.Exec(k.ctx, "sh", "-c", script)
-	if err != nil {
-		k.Fatal(err)
-	}
-	return strings.TrimSpace(out)
 }

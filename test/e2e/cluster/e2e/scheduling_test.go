@@ -132,7 +132,7 @@ func TestOnePodTwoVolumes(t *testing.T) {
 }
 
 func TestClassThatCannotBeServed(t *testing.T) {
-	k := newTest(t)
+	k := newParallelTest(t)
 	for class, c := range map[string]struct {
 		parameters map[string]string
 		reason     string

@@ -23,7 +23,7 @@ func (k *kube) as(node string, args ...string) (string, error) {
 // TestNodeAccountIsBoundToItsNode: the rights of the provisioner are
 // cluster-wide, but a node may only touch what is its own.
 func TestNodeAccountIsBoundToItsNode(t *testing.T) {
-	k := newTest(t)
+	k := newParallelTest(t)
 	here, there := cluster.Nodes[0].Name, cluster.Nodes[1].Name
 	k.claim("data", "nvfs", "64Mi")
 	k.pod("user", podOptions{node: there, claim: "data", command: "sleep 3600"})

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"strconv"
 	"strings"
 	"testing"
@@ -44,7 +45,7 @@ func restartDriver(k *kube, node string) {
 }
 
 func TestClaimOnEachNode(t *testing.T) {
-	k := newTest(t)
+	k := newParallelTest(t)
 	for _, n := range cluster.Nodes {
 		k.claim("data-"+n.Name, "nvfs", "64Mi")
 		k.pod("fio-"+n.Name, podOptions{node: n.Name, claim: "data-" + n.Name, command: fioVerify})
@@ -60,7 +61,7 @@ func TestClaimOnEachNode(t *testing.T) {
 // TestDataOutlivesThePod writes with one pod and reads with another, which the
 // scheduler has to place on the same node.
 func TestDataOutlivesThePod(t *testing.T) {
-	k := newTest(t)
+	k := newParallelTest(t)
 	k.claim("data", "nvfs", "64Mi")
 	k.pod("writer", podOptions{claim: "data", command: "head -c 5000000 /dev/urandom > /data/file && sha256sum /data/file > /data/sum"})
 	writer := k.awaitPod("writer", corev1.PodSucceeded)
@@ -73,7 +74,7 @@ func TestDataOutlivesThePod(t *testing.T) {
 
 // TestClassParametersReachTheMount looks at what serves the volume.
 func TestClassParametersReachTheMount(t *testing.T) {
-	k := newTest(t)
+	k := newParallelTest(t)
 	k.class("e2e-direct", map[string]string{"csi.storage.k8s.io/fstype": "nvfs", "flushMode": "clflush", "cacheMode": "direct", "numaNode": "1"})
 	k.claim("data", "e2e-direct", "64Mi")
 	k.pod("user", podOptions{claim: "data", command: fioVerify + " && sleep 3600"})
@@ -95,18 +96,29 @@ func TestClassParametersReachTheMount(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	metrics, err := n.Exec(k.ctx, "sh", "-c", "wget -qO- http://"+k.must("-n", "nvfs-csi", "get", "pod", k.driverPod("node", n.Name), "-o", "jsonpath={.status.podIP}")+":9810/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(metrics, `nvfs_csi_staged_volumes{node="`+n.Name+`"} 1`) {
-		t.Errorf("metrics do not count the volume as mounted:\n%s", metrics)
+	handle := pv.Spec.CSI.VolumeHandle
+	for metric, wants := range map[string][]string{
+		"nvfs_csi_volume_info":                {`fstype="nvfs"`, `flush_mode="clflush"`, `cache_mode="direct"`, `region="region1"`, `persistentvolume="` + pv.Name + `"`},
+		"nvfs_csi_volume_healthy":             {"} 1"},
+		"nvfs_csi_fuse_requests_total":        {`operation="write"`},
+		"nvfs_csi_fuse_request_seconds_count": {`operation="write"`},
+	} {
+		part := handle
+		if strings.Contains(metric, "fuse") {
+			part = `operation="write",volume="` + handle + `"`
+		}
+		line := k.driverMetric(n, metric, part)
+		for _, want := range wants {
+			if !strings.Contains(line, want) {
+				t.Errorf("metric %s has no %s: %q", metric, want, line)
+			}
+		}
 	}
 }
 
 // TestExpansion grows a claim while its volume is written to.
 func TestExpansion(t *testing.T) {
-	k := newTest(t)
+	k := newParallelTest(t)
 	k.claim("data", "nvfs", "64Mi")
 	k.pod("user", podOptions{claim: "data", command: "while [ ! -e /data/end ]; do " + fioVerify + " || exit 1; done"})
 	k.awaitPod("user", corev1.PodRunning)
@@ -123,7 +135,7 @@ func TestExpansion(t *testing.T) {
 // sizeOf returns the size of the filesystem at /data, in KiB.
 func sizeOf(k *kube, pod string) int {
 	k.Helper()
-	fields := strings.Fields(k.exec(pod, "df -k /data | tail -1"))
+	fields := strings.Fields(k.exec(pod, "df -kP /data | tail -1"))
 	if len(fields) < 2 {
 		k.Fatalf("df: %q", fields)
 	}
@@ -135,7 +147,7 @@ func sizeOf(k *kube, pod string) int {
 }
 
 func TestGenericEphemeralVolume(t *testing.T) {
-	k := newTest(t)
+	k := newParallelTest(t)
 	k.pod("user", podOptions{command: fioVerify, volume: "ephemeral: {volumeClaimTemplate: {spec: {accessModes: [ReadWriteOncePod], storageClassName: nvfs, resources: {requests: {storage: 64Mi}}}}}"})
 	k.awaitPod("user", corev1.PodSucceeded)
 	k.must("-n", k.namespace, "delete", "pod", "user")
@@ -147,7 +159,7 @@ func TestGenericEphemeralVolume(t *testing.T) {
 
 // TestClaimDeletedWhileInUse: the volume stays until the pod has ended.
 func TestClaimDeletedWhileInUse(t *testing.T) {
-	k := newTest(t)
+	k := newParallelTest(t)
 	k.claim("data", "nvfs", "64Mi")
 	k.pod("user", podOptions{claim: "data", command: "while [ ! -e /data/end ]; do sleep 0.2; done; " + fioVerify})
 	k.awaitPod("user", corev1.PodRunning)
@@ -160,7 +172,7 @@ func TestClaimDeletedWhileInUse(t *testing.T) {
 
 // TestFSGroupAndOtherUsers: a pod of an ordinary user writes by its group.
 func TestFSGroupAndOtherUsers(t *testing.T) {
-	k := newTest(t)
+	k := newParallelTest(t)
 	k.claim("data", "nvfs", "64Mi")
 	k.pod("user", podOptions{claim: "data", command: "id && touch /data/file && [ $(stat -c %g /data/file) = 3000 ]",
 		extra: "  securityContext: {runAsUser: 1000, runAsGroup: 2000, fsGroup: 3000, fsGroupChangePolicy: OnRootMismatch}\n"})
@@ -168,10 +180,20 @@ func TestFSGroupAndOtherUsers(t *testing.T) {
 }
 
 // TestFSGroupOfALargeTree: the kubelet gives 100,000 files to the group, and with
-// OnRootMismatch does not look at them again.
+// OnRootMismatch does not look at them again. A volume has an inode for every
+// 16 KiB, so it takes a larger region than the nodes have otherwise.
 func TestFSGroupOfALargeTree(t *testing.T) {
+	// When the volume has gone.
+	t.Cleanup(func() {
+		if err := cluster.InstallDriver(context.WithoutCancel(t.Context()), repository); err != nil {
+			t.Error(err)
+		}
+	})
 	k := newTest(t)
-	k.claim("data", "nvfs", "128Mi")
+	if err := cluster.InstallDriver(k.ctx, repository, "emulated.regions[2].name=region2", "emulated.regions[2].numa=2", "emulated.regions[2].size=2Gi"); err != nil {
+		t.Fatal(err)
+	}
+	k.claim("data", "nvfs", "1650Mi")
 	k.pod("maker", podOptions{claim: "data", command: "mkdir -p /data/tree && cd /data/tree && for d in $(seq 100); do mkdir $d && (cd $d && seq 1000 | xargs touch) || exit 1; done"})
 	k.awaitPod("maker", corev1.PodSucceeded)
 	k.must("-n", k.namespace, "delete", "pod", "maker")
