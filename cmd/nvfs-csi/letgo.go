@@ -18,7 +18,7 @@ const (
 
 // awaitLetGo calls open, again while the device at path is in use but not
 // mounted: umount(8) returns before the server has closed a large volume, and
-// mkfs or fsck may well be the next command.
+// mkfs, fsck or a mount elsewhere may well be the next command.
 func awaitLetGo(ctx context.Context, path string, open func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, letGoTimeout)
 	defer cancel()

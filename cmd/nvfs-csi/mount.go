@@ -17,6 +17,7 @@ import (
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
 	"github.com/nvfs-csi/nvfs-csi/pkg/nvfs/fusefs"
+	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
 )
 
 // mountTimeout bounds how long mount waits for the filesystem to answer.
@@ -153,6 +154,8 @@ func mountBackground(ctx context.Context, spec mountd.Spec, stateDir string, not
 	ctx, cancel := context.WithTimeout(ctx, mountTimeout)
 	defer cancel()
 	launcher := newLauncher(stateDir, true)
+	// What is wrong with the device after that, the mount itself says.
+	_ = awaitLetGo(ctx, spec.Path, func() error { return pmem.CheckUnused(spec.Path) })
 	if err := launcher.Mount(ctx, spec); err != nil {
 		return err
 	}

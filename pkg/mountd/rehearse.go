@@ -3,6 +3,9 @@ package mountd
 import (
 	"errors"
 	"os"
+	"runtime"
+	"runtime/debug"
+	"sync"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
@@ -18,6 +21,15 @@ func rehearse(o ServeOptions, l *link) {
 	if err := errors.Join(rehearseLink(), o.Rehearse()); err != nil {
 		klog.V(2).InfoS("The first volume of this process will take a little longer", "reason", err.Error())
 	}
+}
+
+// delayCollection lets no garbage be collected until the function that it
+// returns is called, so that none of a mount's time goes into it: the tables of
+// a large volume alone would start it, and have to be searched.
+func delayCollection() func() {
+	runtime.GC()
+	percent := debug.SetGCPercent(-1)
+	return sync.OnceFunc(func() { debug.SetGCPercent(percent) })
 }
 
 // rehearseLink sends a task to this process itself.

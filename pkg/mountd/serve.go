@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"sync"
@@ -58,6 +59,9 @@ type OpenOptions struct {
 	// Resume is the connection, by its random ID, that the volume was mounted
 	// for before; 0: none.
 	Resume uint64
+	// Prepared is what ServeOptions.Prepare has returned, now OpenVolume's; nil:
+	// nothing.
+	Prepared io.Closer
 	// OnOrphan is told of files without a name that the kernel may have given
 	// up. It returns at once.
 	OnOrphan func(nvfs.NodeID)
@@ -75,6 +79,9 @@ type ServeOptions struct {
 	Pin     []int
 	// OpenVolume opens the volume. Its error is shown to whoever mounts.
 	OpenVolume func(Spec, OpenOptions) (Volume, error)
+	// Prepare does what can be done of OpenVolume while another process serves
+	// the volume; nil: nothing.
+	Prepare func(Spec) (io.Closer, error)
 	// Rehearse opens and closes a volume of its own making, in memory; nil:
 	// nothing is rehearsed.
 	Rehearse func() error
@@ -101,7 +108,10 @@ func Serve(ctx context.Context, o ServeOptions) error {
 	}
 	// The process that reads what this one logs may go away first.
 	signal.Ignore(unix.SIGPIPE)
+	fusefs.Prepare(fusefs.Options{Threads: o.Threads})
 	rehearse(o, link)
+	collect := delayCollection()
+	defer collect()
 	t, err := awaitTask(ctx, link)
 	if t == nil || err != nil {
 		return errors.Join(err, link.Close())
@@ -110,7 +120,7 @@ func Serve(ctx context.Context, o ServeOptions) error {
 	if o.Threads == 0 {
 		o.Threads = bindToNode(t.held.Spec.NUMANode)
 	}
-	return serveFiles(ctx, &server{opts: o, held: t.held, resume: t.resume, link: link, fuseFile: t.fuse}, t.lock)
+	return serveFiles(ctx, &server{opts: o, held: t.held, resume: t.resume, link: link, fuseFile: t.fuse, collect: collect}, t.lock)
 }
 
 // ExitCode is the exit code of a process in which Serve has returned err, 0
@@ -167,6 +177,7 @@ func serveFiles(ctx context.Context, s *server, lock *os.File) (err error) {
 	volumeID := s.held.Spec.VolumeID
 	defer s.fuseFile.Close()
 	defer func() { s.tellReady(err) }()
+	s.prepareOpen()
 	if err := s.awaitGo(); err != nil {
 		return err
 	}
@@ -212,7 +223,9 @@ type server struct {
 	connection int // of the mount; 0: not seen
 	orphans    orphans
 	replay     *replayNote
+	prepared   io.Closer // for OpenVolume; nil: nothing
 
+	collect    func() // garbage, from now on; nil: has not been stopped
 	told       sync.Once
 	stopping   sync.Once
 	handedOver atomic.Bool
@@ -229,7 +242,7 @@ func (s *server) run(ctx context.Context) error {
 		return err
 	}
 	spec.Devices = s.devices.with(spec.Devices)
-	volume, err := s.opts.OpenVolume(spec, OpenOptions{Resume: s.resumedID(), OnOrphan: s.orphans.add})
+	volume, err := s.opts.OpenVolume(spec, OpenOptions{Resume: s.resumedID(), Prepared: s.takePrepared(), OnOrphan: s.orphans.add})
 	if err != nil {
 		return err
 	}
@@ -321,6 +334,9 @@ func (s *server) findConnection() error {
 // tellReady tells the supervisor, once; later calls are ignored.
 func (s *server) tellReady(err error) {
 	s.told.Do(func() {
+		if s.collect != nil {
+			defer s.collect()
+		}
 		if s.link == nil {
 			return
 		}

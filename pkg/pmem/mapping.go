@@ -37,6 +37,9 @@ type Options struct {
 	// can grow and further devices be attached; 0 is the larger of 4 times the
 	// size and the size plus 64 GiB.
 	Reserve uint64
+	// Unlocked leaves the lock to (*Mapping).Lock: until then the backing may
+	// be another process's, and the mapping must not be used.
+	Unlocked bool
 	// Beside are paths of devices that will be attached: Auto then chooses what
 	// they can honour as well, and another mode that they cannot is refused.
 	Beside []string
@@ -82,7 +85,11 @@ type device struct {
 // exclusively, or shared with other readers when opts.ReadOnly. A backing that
 // is in use gives ErrInUse, a mode that cannot be honoured a *ModeError.
 func Open(path string, opts Options) (*Mapping, error) {
-	f, b, err := openLocked(path, opts.ReadOnly)
+	open := openLocked
+	if opts.Unlocked {
+		open = openUnlocked
+	}
+	f, b, err := open(path, opts.ReadOnly)
 	if err != nil {
 		return nil, err
 	}
@@ -213,22 +220,33 @@ func (m *Mapping) checkStrategy(opts Options) error {
 
 // openLocked opens path and takes its lock.
 func openLocked(path string, readOnly bool) (*os.File, Backing, error) {
-	flags, lock := os.O_RDWR, unix.LOCK_EX
-	if readOnly {
-		flags, lock = os.O_RDONLY, unix.LOCK_SH
-	}
-	f, b, err := openBacking(path, flags, systemSysfs)
+	f, b, err := openUnlocked(path, readOnly)
 	if err != nil {
 		return nil, Backing{}, err
 	}
-	if err := unix.Flock(int(f.Fd()), lock|unix.LOCK_NB); err != nil {
-		f.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, Backing{}, fmt.Errorf("%s is served or being checked: unmount the volume or let the check end (fuser -v %s shows by whom): %w", path, path, ErrInUse)
-		}
-		return nil, Backing{}, fmt.Errorf("lock %s: %w", path, err)
+	if err := lockBacking(f, path, readOnly); err != nil {
+		return nil, Backing{}, errors.Join(err, f.Close())
 	}
 	return f, b, nil
+}
+
+func openUnlocked(path string, readOnly bool) (*os.File, Backing, error) {
+	flags := os.O_RDWR
+	if readOnly {
+		flags = os.O_RDONLY
+	}
+	return openBacking(path, flags, systemSysfs)
+}
+
+// CheckUnused returns ErrInUse, wrapped, while a process holds the device at
+// path to change what is on it. The answer may be out of date at once: Open
+// decides.
+func CheckUnused(path string) error {
+	f, _, err := openLocked(path, true)
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 // reserveAddressSpace reserves size bytes that fault when touched, aligned to

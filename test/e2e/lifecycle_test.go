@@ -225,3 +225,23 @@ func TestMountHelper(t *testing.T) {
 	must(t, mkfs, "--force", "--label", "again", v.device)
 	must(t, fsck, "-n", v.device)
 }
+
+// TestMountElsewhereAtOnce mounts a volume at another place as soon as
+// umount(8) has returned, when its server may not have ended.
+func TestMountElsewhereAtOnce(t *testing.T) {
+	v := newVolume(t, 8<<30)
+	other := testVolume{device: v.device, mnt: filepath.Join(filepath.Dir(v.mnt), "other")}
+	if err := os.Mkdir(other.mnt, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	v.mount(t)
+	writePayload(t, v)
+	for range 5 {
+		must(t, "umount", v.mnt)
+		other.mount(t)
+		wantPayload(t, other)
+		v, other = other, v
+	}
+	v.unmount(t)
+	wantClean(t, v)
+}
