@@ -25,12 +25,19 @@ func newControllerCommand() *cobra.Command {
 		Short: "Watch over the driver in the whole cluster",
 		Long: "controller looks at the whole cluster and changes no volume. Events tell users of\n" +
 			"StorageClasses that are wrong or that no node can serve, of claims that are larger\n" +
-			"than any extent, of volumes whose node is gone, and of volumes that nobody asks for\n" +
-			"any more. Beside it runs the csi-resizer, for which it serves a CSI socket.",
+			"than any extent, of volumes whose node is gone, of volumes that nobody asks for any\n" +
+			"more, and of pods that do not run beside their volumes. It labels PersistentVolumes\n" +
+			"with their NUMA node, and gives a claim back to the scheduler when the node that was\n" +
+			"to make its volume is gone. With --webhook-address it lets new pods ask for CPUs on\n" +
+			"the NUMA node of their volumes. Beside it runs the csi-resizer, for which it serves a\n" +
+			"CSI socket.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			client, err := kubernetesClient(kubeconfig)
 			if err != nil {
+				return err
+			}
+			if opt.WebhookClient, err = kubernetesClient(kubeconfig); err != nil {
 				return err
 			}
 			return controller.Run(cmd.Context(), client, opt)
@@ -44,7 +51,12 @@ func newControllerCommand() *cobra.Command {
 	flags.StringVar(&opt.NodeSelector, "node-selector", "", "labels of the pods that run \"nvfs-csi node\" (required)")
 	flags.IntVar(&opt.NodePort, "node-port", 9810, "port of --http-address of \"nvfs-csi node\"")
 	flags.DurationVar(&opt.Resync, "resync", controllerResync, "how often the cluster is looked at when nothing changes")
-	flags.StringVar(&opt.HTTPAddress, "http-address", "", "TCP address for /healthz and /metrics, such as :9812; none if empty")
+	flags.StringVar(&opt.HTTPAddress, "http-address", "", "TCP address for /healthz, /readyz and /metrics, such as :9812; none if empty")
+	flags.BoolVar(&opt.AnnotateNodes, "annotate-nodes", false, "keep the annotation "+controller.MemoryAnnotation+" of each Node: its persistent memory by NUMA node")
+	flags.StringVar(&opt.WebhookAddress, "webhook-address", "", "TCP address of the webhook that lets pods ask for CPUs beside their volumes, such as :9814; none if empty")
+	flags.StringVar(&opt.WebhookService, "webhook-service", "", "name of the Service of the webhook, in --namespace")
+	flags.StringVar(&opt.WebhookSecret, "webhook-secret", "", "name of the Secret in --namespace that keeps the certificate of the webhook; it has to exist")
+	flags.StringVar(&opt.WebhookConfiguration, "webhook-configuration", "", "name of the MutatingWebhookConfiguration, which has to exist and is told the authority of the certificate")
 	cmd.AddCommand(newUninstallCheckCommand(&kubeconfig))
 	return cmd
 }
@@ -75,6 +87,7 @@ func kubernetesClient(kubeconfig string) (kubernetes.Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("API server: %w", err)
 	}
+	config.QPS, config.Burst = 20, 40
 	config.UserAgent = "nvfs-csi/" + version
 	config.ContentType = "application/vnd.kubernetes.protobuf"
 	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"

@@ -4,11 +4,13 @@ package main
 
 import (
 	"context"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/mount-utils"
 
+	"github.com/nvfs-csi/nvfs-csi/pkg/deviceplugin"
 	"github.com/nvfs-csi/nvfs-csi/pkg/driver"
 	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem"
@@ -20,7 +22,7 @@ func newNodeCommand() *cobra.Command {
 	opt.Version = version
 	var regions regionFlags
 	var runDir, calibrationFile, httpAddress, kubeconfig string
-	var externalMountd, annotated bool
+	var externalMountd, annotated, devicePlugin bool
 	cmd := &cobra.Command{
 		Use:   "node --node-id NAME [--emulate REGION]",
 		Short: "Run the CSI driver of one node",
@@ -80,6 +82,7 @@ func newNodeCommand() *cobra.Command {
 				Mount:      mount.New(""),
 
 				FlushAnnotation: flushAnnotation,
+				PodResources:    driver.KubeletPodResources(filepath.Join(opt.KubeletDir, "pod-resources", "kubelet.sock")),
 			})
 			if err != nil {
 				return err
@@ -92,6 +95,12 @@ func newNodeCommand() *cobra.Command {
 			}
 			group.Go(func() error { return driver.ServeHTTP(ctx, httpAddress, d.HTTPHandler()) })
 			group.Go(func() error { return d.Run(ctx) })
+			if devicePlugin {
+				group.Go(func() error {
+					deviceplugin.Run(ctx, deviceplugin.Options{Dir: filepath.Join(opt.KubeletDir, "device-plugins")}, d.NUMANodes)
+					return nil
+				})
+			}
 			return group.Wait()
 		},
 	}
@@ -102,6 +111,7 @@ func newNodeCommand() *cobra.Command {
 	cmd.Flags().StringVar(&httpAddress, "http-address", "", "TCP address for /healthz, /readyz, /metrics and "+driver.ReportPath+", such as :9810; none if empty")
 	cmd.Flags().BoolVar(&annotated, "flush-mode-annotation", false, "take the node's flush mode from the annotation "+driver.FlushModeAnnotation+" of its Node, if there is one; it takes precedence over the flag and the file")
 	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "", "file that says how to reach the API server for --flush-mode-annotation; the pod's own account if empty")
+	cmd.Flags().BoolVar(&devicePlugin, "device-plugin", false, "offer the kubelet a resource "+driver.Name+"/numa-N for each NUMA node with persistent memory, on sockets in KUBELET-DIR/device-plugins; containers that ask for it get CPUs there")
 	regions.addTo(cmd)
 	return cmd
 }

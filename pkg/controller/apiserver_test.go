@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"path"
 	"strings"
 	"sync"
 	"testing"
@@ -27,12 +28,20 @@ type apiServer struct {
 	mu      sync.Mutex
 	version int
 	objects map[string][]any    // by path of the list
+	single  map[string]any      // by path of the object
 	watches map[string]chan any // by path; one watch each
 	lease   *coordinationv1.Lease
+	patches chan patch
+}
+
+// patch is a change that was asked for.
+type patch struct {
+	path string
+	body map[string]any
 }
 
 func newAPIServer(t *testing.T) *apiServer {
-	s := &apiServer{t: t, events: make(chan corev1.Event, 100), done: make(chan struct{}), version: 1, objects: map[string][]any{}, watches: map[string]chan any{}}
+	s := &apiServer{t: t, events: make(chan corev1.Event, 100), done: make(chan struct{}), version: 1, objects: map[string][]any{}, single: map[string]any{}, patches: make(chan patch, 100), watches: map[string]chan any{}}
 	s.server = httptest.NewServer(http.HandlerFunc(s.serve))
 	t.Cleanup(func() {
 		close(s.done)
@@ -42,7 +51,7 @@ func newAPIServer(t *testing.T) *apiServer {
 }
 
 func (s *apiServer) client() kubernetes.Interface {
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: s.server.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: s.server.URL, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -67,8 +76,14 @@ func (s *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 		s.addEvent(w, r)
 	case strings.Contains(r.URL.Path, "/leases"):
 		s.serveLease(w, r)
+	case r.Method == http.MethodPatch:
+		s.addPatch(w, r)
 	case r.Method != http.MethodGet:
-		http.Error(w, "the controller changes nothing", http.StatusForbidden)
+		http.Error(w, "the controller makes and deletes nothing", http.StatusForbidden)
+	case s.get(r.URL.Path) != nil:
+		s.reply(w, http.StatusOK, s.get(r.URL.Path))
+	case !isList(r.URL.Path):
+		s.fail(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 	case r.URL.Query().Get("sendInitialEvents") != "":
 		s.reply(w, http.StatusUnprocessableEntity, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
 			Status: metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity})
@@ -81,6 +96,36 @@ func (s *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 		s.mu.Unlock()
 		s.reply(w, http.StatusOK, list)
 	}
+}
+
+// isList reports whether a path is that of a list: the name of a kind ends with s.
+func isList(path string) bool {
+	return strings.HasSuffix(path, "s") || strings.HasSuffix(path, "classes")
+}
+
+// set makes a single object known, which is in no list.
+func (s *apiServer) set(path string, object any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.single[path] = object
+}
+
+func (s *apiServer) get(path string) any {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.single[path]
+}
+
+// addPatch notes a patch and answers with an object of which only the name is
+// right.
+func (s *apiServer) addPatch(w http.ResponseWriter, r *http.Request) {
+	p := patch{path: r.URL.Path}
+	if err := json.NewDecoder(r.Body).Decode(&p.body); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	s.patches <- p
+	s.reply(w, http.StatusOK, map[string]any{"metadata": map[string]any{"name": path.Base(r.URL.Path)}})
 }
 
 func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {

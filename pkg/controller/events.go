@@ -38,12 +38,16 @@ func (a *announcer) announce(findings []finding) {
 	now, still := a.now(), map[string]time.Time{}
 	for _, f := range findings {
 		key := f.key()
-		if at, ok := a.last[key]; ok && now.Sub(at) < repeatAfter {
+		if at, ok := a.last[key]; ok && (toldOnce[f.reason] || now.Sub(at) < repeatAfter) {
 			still[key] = at
 			continue
 		}
 		still[key] = now
-		a.recorder.Event(&f.object, corev1.EventTypeWarning, f.reason, f.message)
+		kind := corev1.EventTypeWarning
+		if normal[f.reason] {
+			kind = corev1.EventTypeNormal
+		}
+		a.recorder.Event(&f.object, kind, f.reason, f.message)
 		klog.InfoS("Finding", "kind", f.object.Kind, "object", klog.KRef(f.object.Namespace, f.object.Name), "reason", f.reason, "message", f.message)
 	}
 	a.last = still

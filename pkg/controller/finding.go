@@ -15,7 +15,19 @@ const (
 	ReasonNotBeside           = "DoesNotFitBesideOthers"
 	ReasonNodeGone            = "NodeGone"
 	ReasonOrphanVolume        = "OrphanVolume"
+	ReasonRemoteMemory        = "RemoteMemory"
+	ReasonNotAligned          = "NotAligned"
+	ReasonSeveralNUMANodes    = "SeveralNUMANodes"
+	ReasonAlignmentRefused    = "AlignmentRefused"
+	ReasonRescheduled         = "Rescheduled"
 )
+
+// toldOnce are reasons that are told once of an object, as long as they hold. Of
+// nothing that they say would anybody who knows it want to hear again.
+var toldOnce = map[string]bool{ReasonRemoteMemory: true, ReasonNotAligned: true, ReasonSeveralNUMANodes: true, ReasonAlignmentRefused: true}
+
+// normal are reasons that are no warnings.
+var normal = map[string]bool{ReasonNotAligned: true, ReasonRescheduled: true}
 
 // finding is something that a user should know about an object.
 type finding struct {
@@ -26,6 +38,9 @@ type finding struct {
 
 // key identifies a finding that stays the same.
 func (f finding) key() string {
+	if toldOnce[f.reason] { // pods may come and go in its message
+		return string(f.object.UID) + "/" + f.object.Kind + "/" + f.object.Namespace + "/" + f.object.Name + "/" + f.reason
+	}
 	return string(f.object.UID) + "/" + f.object.Kind + "/" + f.object.Name + "/" + f.reason + "/" + f.message
 }
 

@@ -16,6 +16,8 @@ type controllerMetrics struct {
 	nodes    *prometheus.GaugeVec
 	classes  *prometheus.GaugeVec
 	orphans  *prometheus.GaugeVec
+	memory   *prometheus.GaugeVec
+	webhook  *prometheus.CounterVec
 	failures prometheus.Counter
 }
 
@@ -30,13 +32,17 @@ func newMetrics(version string) *controllerMetrics {
 			Help: "StorageClasses of the driver, by whether any node can serve them."}, []string{"servable"}),
 		orphans: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "nvfs_csi_orphans",
 			Help: "Volumes on a node that no PersistentVolume is about."}, []string{"node"}),
+		memory: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "nvfs_csi_numa_memory_bytes",
+			Help: "Usable persistent memory by node and NUMA node: size, available, and largest_extent, which is what one volume can take at most."}, []string{"node", "numa_node", "kind"}),
+		webhook: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nvfs_csi_webhook_pods_total",
+			Help: "Pods that the webhook has decided about: aligned with the NUMA node of their volumes, asks by itself, several NUMA nodes, undecided as the volumes do not exist yet, others without volumes of the driver, failed."}, []string{"decision"}),
 		failures: prometheus.NewCounter(prometheus.CounterOpts{Name: "nvfs_csi_controller_failures_total",
 			Help: "Times that the cluster could not be looked at."}),
 	}
 	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: "nvfs_csi_controller_build_info", Help: "Always 1; the labels describe the program.",
 		ConstLabels: prometheus.Labels{"version": version, "go_version": runtime.Version()}})
 	info.Set(1)
-	m.registry.MustRegister(m.leading, m.nodes, m.classes, m.orphans, m.failures, info)
+	m.registry.MustRegister(m.leading, m.nodes, m.classes, m.orphans, m.memory, m.webhook, m.failures, info)
 	return m
 }
 
@@ -55,10 +61,17 @@ func (m *controllerMetrics) set(n nodes, pods, classes, unservable int, orphans 
 	}
 }
 
-// handler serves /healthz and /metrics.
-func (m *controllerMetrics) handler() http.Handler {
+// handler serves /healthz, /readyz, for which ready decides, and /metrics.
+func (m *controllerMetrics) handler(ready func() error) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := ready(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = w.Write([]byte("ok\n"))
+	})
 	mux.Handle("/metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
 	return mux
 }

@@ -141,6 +141,7 @@ func TestOptions(t *testing.T) {
 		"a selector of junk": func(o *Options) { o.NodeSelector = "a b" },
 		"no port":            func(o *Options) { o.NodePort = 0 },
 		"no resync":          func(o *Options) { o.Resync = 0 },
+		"a bare webhook":     func(o *Options) { o.WebhookAddress = ":0" },
 	} {
 		bad := good
 		change(&bad)

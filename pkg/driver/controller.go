@@ -176,11 +176,7 @@ func labelFor(req *csi.CreateVolumeRequest) string {
 }
 
 func (d *Driver) csiVolume(r *record) *csi.Volume {
-	context := map[string]string{}
-	if params, err := r.params(); err == nil {
-		context = params.Map(OriginContext)
-	}
-	return &csi.Volume{VolumeId: r.ID, CapacityBytes: int64(r.Capacity), VolumeContext: context, AccessibleTopology: []*csi.Topology{d.topology()}}
+	return &csi.Volume{VolumeId: r.ID, CapacityBytes: int64(r.Capacity), VolumeContext: r.volumeContext(), AccessibleTopology: []*csi.Topology{d.topology()}}
 }
 
 func (s *controllerServer) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {

@@ -197,7 +197,7 @@ func (d *Driver) tryFinish(ctx context.Context, r *record) error {
 	if err != nil {
 		return err
 	}
-	r.NamespaceUUID, r.Region, r.Capacity = ns.UUID, ns.Region, ns.Size
+	r.NamespaceUUID, r.Region, r.NUMANode, r.Capacity = ns.UUID, ns.Region, &ns.NUMANode, ns.Size
 	if err := d.records.save(r); err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/mount-utils"
 
 	"github.com/nvfs-csi/nvfs-csi/pkg/mountd"
+	"github.com/nvfs-csi/nvfs-csi/pkg/numa"
 	"github.com/nvfs-csi/nvfs-csi/pkg/pmem/ndctl"
 )
 
@@ -28,6 +29,10 @@ type Deps struct {
 	// FlushAnnotation returns the node's annotation FlushModeAnnotation as it
 	// was last seen, "" for none. nil: the driver runs without an API server.
 	FlushAnnotation func() string
+	// PodResources asks the kubelet what CPUs pods have; nil: nobody knows.
+	PodResources PodResources
+	// CPUs is the topology of the machine; numa.System when empty.
+	CPUs numa.Topology
 	// Statfs is statfs(2) when nil.
 	Statfs func(path string, buf *unix.Statfs_t) error
 	// Ping makes the server of the mount at a path answer; mountd.Ping when
@@ -54,6 +59,8 @@ type Driver struct {
 	mounts          *mounts
 	checkFlush      func(mode string, region ndctl.Region) error
 	flushAnnotation func() string
+	podResources    PodResources
+	cpus            numa.Topology
 	records         *records
 	inflight        inflight
 	eraser          eraser
@@ -87,8 +94,13 @@ func New(options Options, deps Deps) (*Driver, error) {
 		mounts:          &mounts{table: deps.Mount, statfs: deps.Statfs, ping: deps.Ping},
 		checkFlush:      deps.CheckFlush,
 		flushAnnotation: deps.FlushAnnotation,
+		podResources:    deps.PodResources,
+		cpus:            deps.CPUs,
 		records:         records,
 		unlock:          unlock,
+	}
+	if d.cpus == "" {
+		d.cpus = numa.System
 	}
 	if d.mounts.statfs == nil {
 		d.mounts.statfs = unix.Statfs
@@ -102,6 +114,7 @@ func New(options Options, deps Deps) (*Driver, error) {
 	d.eraser.init(d)
 	d.settling.init()
 	d.metrics = newMetrics(d)
+	d.metrics.registry.MustRegister(localityMetrics{d})
 	return d, nil
 }
 

@@ -9,6 +9,7 @@ func MetricDescriptions() []*prometheus.Desc {
 	go func() {
 		defer close(all)
 		(&driverMetrics{}).Describe(all)
+		localityMetrics{}.Describe(all)
 	}()
 	var list []*prometheus.Desc
 	for desc := range all {

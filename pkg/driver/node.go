@@ -107,7 +107,7 @@ func (d *Driver) nodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	}
 	defer end()
 	return d.publish(ctx, publishRequest{volumeID: req.GetVolumeId(), stagingPath: req.GetStagingTargetPath(), flags: access.flags, block: access.block,
-		target: published{Path: req.GetTargetPath(), ReadOnly: req.GetReadonly() || access.readOnly, Single: access.single}})
+		target: published{Path: req.GetTargetPath(), ReadOnly: req.GetReadonly() || access.readOnly, Single: access.single, Pod: podOf(req.GetVolumeContext())}})
 }
 
 func (s *nodeServer) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {

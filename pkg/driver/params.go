@@ -154,12 +154,9 @@ func flushModes() []string {
 
 func numaNodeParameter() parameter {
 	return parameter{key: KeyNUMANode, origins: classAndState, format: "a node number: `0`, `1`, ...",
-		doc: "NUMA node that the memory must be on. Unset: any.",
-		check: func(v string) bool {
-			n, err := strconv.Atoi(v)
-			return err == nil && n >= 0 && strconv.Itoa(n) == v
-		},
-		set: func(p *Params, v string) { p.NUMANode, _ = strconv.Atoi(v) },
+		doc:   "NUMA node that the memory must be on. Unset: any.",
+		check: func(v string) bool { _, ok := ParseNUMANode(v); return ok },
+		set:   func(p *Params, v string) { p.NUMANode, _ = ParseNUMANode(v) },
 		get: func(p *Params) string {
 			if p.NUMANode == anyNUMANode {
 				return ""
@@ -263,8 +260,9 @@ func lookupParameter(origin Origin, key string) *parameter {
 	return nil
 }
 
-// ignoredKey reports whether the orchestrator may have added key. A key that
-// is one of ours but for upper and lower case is a mistake of the user.
+// ignoredKey reports whether the orchestrator may have added key, or the driver for
+// others to read. A key that is one of ours but for upper and lower case is a
+// mistake of the user.
 func ignoredKey(origin Origin, key string) bool {
 	for _, def := range parameters {
 		if strings.EqualFold(def.key, key) {
@@ -275,7 +273,7 @@ func ignoredKey(origin Origin, key string) bool {
 	case OriginClass:
 		return strings.HasPrefix(key, reservedPrefix)
 	case OriginContext:
-		return strings.HasPrefix(key, reservedPrefix) || strings.HasPrefix(key, kubernetesKeys)
+		return strings.HasPrefix(key, reservedPrefix) || strings.HasPrefix(key, kubernetesKeys) || key == NUMANodeKey
 	}
 	return false
 }

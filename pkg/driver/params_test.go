@@ -78,7 +78,7 @@ func TestParseParamsRefuses(t *testing.T) {
 func TestReservedKeysAreIgnored(t *testing.T) {
 	for origin, keys := range map[Origin][]string{
 		OriginClass:   {"csi.storage.k8s.io/pvc/name", "csi.storage.k8s.io/pvc/namespace", "csi.storage.k8s.io/pv/name", "csi.storage.k8s.io/provisioner-secret-name"},
-		OriginContext: {"storage.kubernetes.io/csiProvisionerIdentity", "csi.storage.k8s.io/pod.name", "csi.storage.k8s.io/ephemeral"},
+		OriginContext: {"storage.kubernetes.io/csiProvisionerIdentity", "csi.storage.k8s.io/pod.name", "csi.storage.k8s.io/ephemeral", NUMANodeKey},
 	} {
 		for _, key := range keys {
 			if p, err := ParseParams(origin, map[string]string{key: "x"}); err != nil || p != DefaultParams() {

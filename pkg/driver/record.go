@@ -44,10 +44,11 @@ type record struct {
 	Namespace     string            `json:"namespace"`               // the ID, unless provision=namespace
 	NamespaceUUID string            `json:"namespaceUUID,omitempty"` // once it is known to exist
 	Region        string            `json:"region"`
-	Requested     uint64            `json:"requested"`         // least size asked for
-	Capacity      uint64            `json:"capacity"`          // usable size
-	Further       []further         `json:"further,omitempty"` // namespaces that it has grown onto
-	Erased        uint64            `json:"erased,omitempty"`  // bytes, of the namespace that is erased last
+	NUMANode      *int              `json:"numaNode,omitempty"` // of the region, once the namespace exists
+	Requested     uint64            `json:"requested"`          // least size asked for
+	Capacity      uint64            `json:"capacity"`           // usable size
+	Further       []further         `json:"further,omitempty"`  // namespaces that it has grown onto
+	Erased        uint64            `json:"erased,omitempty"`   // bytes, of the namespace that is erased last
 	Staged        *staged           `json:"staged,omitempty"`
 	Published     []published       `json:"published,omitempty"`
 }
@@ -61,9 +62,10 @@ type staged struct {
 
 // published says where the volume is, or is about to be, bind mounted.
 type published struct {
-	Path     string `json:"path"`
-	ReadOnly bool   `json:"readOnly,omitempty"`
-	Single   bool   `json:"single,omitempty"` // no second target is allowed
+	Path     string        `json:"path"`
+	ReadOnly bool          `json:"readOnly,omitempty"`
+	Single   bool          `json:"single,omitempty"` // no second target is allowed
+	Pod      *podReference `json:"pod,omitempty"`    // whose directory it is
 	// Done is set before the caller is told. A mount without it was never
 	// given to a pod.
 	Done bool `json:"done,omitempty"`

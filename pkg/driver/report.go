@@ -44,6 +44,11 @@ type VolumeReport struct {
 	Name  string `json:"name"`  // as it was given to CreateVolume
 	Phase string `json:"phase"` // creating, ready or deleting
 	Bytes uint64 `json:"bytes"`
+	// NUMANode is where its memory is; nil when that is not known. NUMAChosen: the
+	// class demands it.
+	NUMANode   *int        `json:"numaNode,omitempty"`
+	NUMAChosen bool        `json:"numaChosen,omitempty"`
+	Pods       []PodReport `json:"pods,omitempty"` // that use it
 }
 
 // Report describes the node as it is now.
@@ -56,8 +61,10 @@ func (d *Driver) Report(ctx context.Context) (Report, error) {
 		report.Regions = append(report.Regions, d.reportRegion(r))
 	}
 	records, recordErr := d.records.list()
+	places := d.localities(ctx)
 	for _, r := range records {
-		report.Volumes = append(report.Volumes, VolumeReport{ID: r.ID, Name: r.Name, Phase: string(r.Phase), Bytes: r.Capacity})
+		report.Volumes = append(report.Volumes, VolumeReport{ID: r.ID, Name: r.Name, Phase: string(r.Phase), Bytes: r.Capacity,
+			NUMANode: r.NUMANode, NUMAChosen: r.numaChosen(), Pods: places.reports(r)})
 	}
 	orphans, orphanErr := d.Orphans(ctx)
 	report.Orphans = append(report.Orphans, orphans...)

@@ -74,7 +74,7 @@ func (d *Driver) recover(ctx context.Context, id string) (*record, error) {
 		capacity += f.Capacity
 	}
 	return &record{ID: id, Phase: phaseReady, Params: found.Params, Namespace: id, NamespaceUUID: ns.UUID,
-		Region: ns.Region, Requested: ns.Size, Capacity: capacity, Further: more}, nil
+		Region: ns.Region, NUMANode: &ns.NUMANode, Requested: ns.Size, Capacity: capacity, Further: more}, nil
 }
 
 // recordLostError says that a volume cannot be used, because nothing tells any

@@ -136,6 +136,7 @@ func TestSchemaRefuses(t *testing.T) {
 		"an unknown class parameter":   "{storageClasses: [{name: a, parameters: {flushmode: nt}}]}",
 		"a cache mode that is no mode": "{storageClasses: [{name: a, parameters: {cacheMode: none}}]}",
 		"a digest that is none":        "{image: {digest: latest}}",
+		"a namespace that is none":     "{numa: {alignment: {excludedNamespaces: ['A b']}}}",
 		"an unknown update strategy":   "{node: {updateStrategy: {type: Recreate}}}",
 	} {
 		if _, err := Render(chartDir, Options{Values: values(t, text)}); err == nil {
@@ -264,7 +265,7 @@ func TestEmulatedRunsOnAnyNode(t *testing.T) {
 }
 
 func TestNamespacedObjectsAreInTheNamespaceOfTheRelease(t *testing.T) {
-	clusterWide := []string{"CSIDriver", "ClusterRole", "ClusterRoleBinding", "StorageClass", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+	clusterWide := []string{"CSIDriver", "ClusterRole", "ClusterRoleBinding", "StorageClass", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "MutatingWebhookConfiguration"}
 	for _, o := range objects(t, Options{Hooks: true, APIVersions: prometheus}) {
 		want := "nvfs-csi"
 		if slices.Contains(clusterWide, o.Kind) {
@@ -309,5 +310,26 @@ func TestNotesNameTheNextCommand(t *testing.T) {
 		if !strings.Contains(notes, want) || !strings.Contains(notes, "kubectl apply -f -") {
 			t.Errorf("%s: the notes lack %q or the first claim:\n%s", text, want, notes)
 		}
+	}
+}
+
+// TestAlignment: the device plugin and the webhook go together, or a pod would wait
+// for a resource that nobody offers; without them nothing of them is left.
+func TestAlignment(t *testing.T) {
+	for text, want := range map[string]bool{"{}": true, "{numa: {alignment: {enabled: false}}}": false} {
+		all := strings.Join(render(t, Options{Values: values(t, text)}), "---\n")
+		for _, part := range []string{"--device-plugin", "/var/lib/kubelet/device-plugins", "--webhook-address=:9814", "kind: MutatingWebhookConfiguration",
+			"kind: Secret", "resources: [secrets]", "resources: [mutatingwebhookconfigurations]", "port: 9814"} {
+			if got := strings.Contains(all, part); got != want {
+				t.Errorf("%s: %q is there: %v", text, part, got)
+			}
+		}
+	}
+	text := strings.Join(render(t, Options{Values: values(t, "{numa: {alignment: {excludedNamespaces: [batch]}, nodeAnnotation: false}}")}), "---\n")
+	if !strings.Contains(text, `["kube-system","nvfs-csi","batch"]`) {
+		t.Error("not all namespaces are excluded")
+	}
+	if strings.Contains(text, "--annotate-nodes") || strings.Contains(text, "controller-nodes") || strings.Contains(text, "[list, watch, patch]") {
+		t.Error("without the annotation the controller may patch nodes")
 	}
 }

@@ -158,7 +158,7 @@ func capacity(node string) map[string]any {
 func TestPolicies(t *testing.T) {
 	const ours, others = "csi.nvfs.dev", "example.com/other"
 	all := policies(t)
-	if len(all) != 3 {
+	if len(all) != 4 {
 		t.Fatalf("there are %d policies", len(all))
 	}
 	for name, c := range map[string]struct {
@@ -197,5 +197,62 @@ func TestPolicies(t *testing.T) {
 		if got := p.allows(t, c.request); got != c.want {
 			t.Errorf("%s: allowed %v, want %v", name, got, c.want)
 		}
+	}
+}
+
+// aNode is a Node with a taint, or not, and with annotations.
+func aNode(taint string, annotations ...string) map[string]any {
+	metadata := map[string]any{"name": "n1", "labels": map[string]any{"a": "b"}}
+	if len(annotations) > 0 {
+		all := map[string]any{}
+		for i := 0; i < len(annotations); i += 2 {
+			all[annotations[i]] = annotations[i+1]
+		}
+		metadata["annotations"] = all
+	}
+	spec := map[string]any{}
+	if taint != "" {
+		spec["taints"] = []any{map[string]any{"key": taint}}
+	}
+	return map[string]any{"metadata": metadata, "spec": spec}
+}
+
+// TestControllerChangesOneAnnotationOfNodes: the right to patch nodes would
+// otherwise be that to taint them.
+func TestControllerChangesOneAnnotationOfNodes(t *testing.T) {
+	const memory = "csi.nvfs.dev/persistent-memory"
+	p, ok := policies(t)["nvfs-csi-controller-nodes"]
+	if !ok {
+		t.Fatal("there is no policy for nodes")
+	}
+	labelled := aNode("")
+	labelled["metadata"].(map[string]any)["labels"] = map[string]any{"a": "c"}
+	unlabelled := aNode("")
+	delete(unlabelled["metadata"].(map[string]any), "labels")
+	for name, c := range map[string]struct {
+		now, before map[string]any
+		want        bool
+	}{
+		"the first annotation":          {aNode("", memory, "x"), aNode(""), true},
+		"another value":                 {aNode("", memory, "x", "o", "1"), aNode("", memory, "y", "o", "1"), true},
+		"take it away":                  {aNode("", "o", "1"), aNode("", memory, "y", "o", "1"), true},
+		"nothing":                       {aNode(""), aNode(""), true},
+		"another annotation":            {aNode("", "o", "2"), aNode("", "o", "1"), false},
+		"a new annotation":              {aNode("", "o", ""), aNode(""), false},
+		"take another annotation away":  {aNode("", memory, "x"), aNode("", memory, "x", "o", "1"), false},
+		"a taint":                       {aNode("t", memory, "x"), aNode("", memory, "x"), false},
+		"a label":                       {labelled, aNode(""), false},
+		"take all labels away":          {unlabelled, aNode(""), false},
+		"another taint than there was":  {aNode("u"), aNode("t"), false},
+		"a tainted node is not harmed":  {aNode("t", memory, "x"), aNode("t"), true},
+		"take the only annotation away": {aNode(""), aNode("", memory, "x"), true},
+	} {
+		r := request{"system:serviceaccount:nvfs-csi:nvfs-csi-controller", "", "UPDATE", c.now, c.before}
+		if got := p.allows(t, r); got != c.want {
+			t.Errorf("%s: allowed %v, want %v", name, got, c.want)
+		}
+	}
+	if other := (request{"system:admin", "", "UPDATE", aNode("t"), aNode("")}); !p.allows(t, other) {
+		t.Error("others may not change nodes any more")
 	}
 }
