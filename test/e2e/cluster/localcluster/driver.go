@@ -70,7 +70,11 @@ func (c *Cluster) InstallDriver(ctx context.Context, repository string, set ...s
 	for _, s := range set {
 		args = append(args, "--set", s)
 	}
-	return c.Helm(ctx, args...)
+	if err := c.Helm(ctx, args...); err != nil {
+		return err
+	}
+	// Helm is content when all but as many as may be unavailable have been updated.
+	return c.kubectl(ctx, "--namespace", Namespace, "rollout", "status", "daemonset", "--selector", "app.kubernetes.io/instance="+Namespace, "--timeout=3m")
 }
 
 // UninstallDriver removes the chart; its hook refuses while volumes are in use.
