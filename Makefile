@@ -100,7 +100,7 @@ bench: build
 # applications use the volumes.
 chaos: setup build
 	@test/setup.sh postgres
-	NVFS_CSI=$(CURDIR)/$(BIN) NVFS_CHAOS_DATABASE=1 NVFS_CHAOS_KILLS=1000 NVFS_CHAOS_UPGRADES=20 go test -timeout 60m -v ./test/chaos
+	NVFS_CSI=$(CURDIR)/$(BIN) NVFS_CHAOS_DATABASE=1 NVFS_CHAOS_KILLS=1000 NVFS_CHAOS_UPGRADES=20 NVFS_CHAOS_URING_KILLS=1000 go test -timeout 90m -v ./test/chaos
 
 chaos-short: setup build
 	NVFS_CSI=$(CURDIR)/$(BIN) go test -timeout 5m -v ./test/chaos

@@ -13,7 +13,7 @@ var errServeByHand = errors.New("serve is not started by hand: mount a volume wi
 // newServeCommand is the process behind a mount. It is started by mountd, from
 // which it gets all it needs but its state directory.
 func newServeCommand() *cobra.Command {
-	opt := mountd.ServeOptions{Version: version, OpenVolume: openVolume, Rehearse: rehearseVolume}
+	opt := mountd.ServeOptions{Version: version, OpenVolume: openVolume, Prepare: prepareVolume, Rehearse: rehearseVolume}
 	cmd := &cobra.Command{
 		Use:     "serve [flags]",
 		Aliases: []string{mountd.SpareCommand}, // until it has a volume

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"time"
 
@@ -29,14 +30,10 @@ var (
 
 // openVolume opens what spec describes. Nothing stays open when it fails.
 func openVolume(spec mountd.Spec, o mountd.OpenOptions) (mountd.Volume, error) {
-	mode, err := pmem.ParseMode(spec.Flush)
-	if err != nil {
-		return nil, err
+	mapping, err := takePrepared(spec, o.Prepared)
+	if mapping == nil && err == nil {
+		mapping, err = mapVolume(spec, false)
 	}
-	mapping, err := nvfs.OpenDevices(spec.Path, spec.Devices, nvfs.OpenOptions{Options: pmem.Options{
-		Mode: mode, Emulated: spec.Emulated, ReadOnly: spec.ReadOnly,
-		CalibrationFile: spec.Calibration, NUMANode: &spec.NUMANode,
-	}})
 	if err != nil {
 		return nil, err
 	}
@@ -45,6 +42,44 @@ func openVolume(spec mountd.Spec, o mountd.OpenOptions) (mountd.Volume, error) {
 		return nil, errors.Join(notMountable(spec.Path, mapping, err), mapping.Close())
 	}
 	return &servedVolume{mapping: mapping, fs: fs}, nil
+}
+
+// mapVolume maps the devices of a volume, which another process may have when
+// they are to be unlocked.
+func mapVolume(spec mountd.Spec, unlocked bool) (*pmem.Mapping, error) {
+	mode, err := pmem.ParseMode(spec.Flush)
+	if err != nil {
+		return nil, err
+	}
+	return nvfs.OpenDevices(spec.Path, spec.Devices, nvfs.OpenOptions{Options: pmem.Options{
+		Mode: mode, Emulated: spec.Emulated, ReadOnly: spec.ReadOnly, Unlocked: unlocked,
+		CalibrationFile: spec.Calibration, NUMANode: &spec.NUMANode,
+	}})
+}
+
+// prepareVolume maps a volume that another process serves. Where further devices
+// belong says the volume itself, and that may change.
+func prepareVolume(spec mountd.Spec) (io.Closer, error) {
+	if len(spec.Devices) > 0 {
+		return nil, errors.New("the volume has further devices")
+	}
+	return mapVolume(spec, true)
+}
+
+// takePrepared returns the mapping that prepareVolume has made; nil when there
+// is none, or the volume has got further devices since.
+func takePrepared(spec mountd.Spec, prepared io.Closer) (*pmem.Mapping, error) {
+	mapping, ok := prepared.(*pmem.Mapping)
+	if !ok {
+		return nil, nil
+	}
+	if len(spec.Devices) > 0 {
+		return nil, mapping.Close()
+	}
+	if err := mapping.Lock(); err != nil {
+		return nil, errors.Join(err, mapping.Close())
+	}
+	return mapping, nil
 }
 
 // notMountableProbe bounds the look at a device that cannot be mounted.

@@ -63,7 +63,7 @@ func runHelper(ctx context.Context) error {
 		NewLauncher(LauncherOptions{Executable: os.Args[0], StateDir: argument("--state-dir"), LogDir: argument("--log-dir")}).Hold(ctx)()
 		return nil
 	}
-	o := ServeOptions{Version: "test", StateDir: argument("--state-dir"), LinkFD: linkFD, OpenVolume: openTestVolume}
+	o := ServeOptions{Version: "test", StateDir: argument("--state-dir"), LinkFD: linkFD, OpenVolume: openTestVolume, Prepare: prepareTestVolume}
 	if os.Args[1] == foregroundCommand {
 		return ServeForeground(ctx, foregroundSpec(argument("--path"), argument("--mountpoint")), o)
 	}

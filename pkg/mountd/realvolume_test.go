@@ -2,6 +2,7 @@ package mountd
 
 import (
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -59,8 +60,22 @@ func isReal(spec Spec) bool {
 	return err == nil
 }
 
+// prepareTestVolume maps a real volume that another process serves.
+func prepareTestVolume(spec Spec) (io.Closer, error) {
+	if !isReal(spec) {
+		return nil, nil
+	}
+	return pmem.Open(spec.Path+realSuffix, pmem.Options{Mode: pmem.NT, Emulated: true, Unlocked: true})
+}
+
 func openRealVolume(spec Spec, o OpenOptions) (Volume, error) {
-	space, err := openImage(spec.Path + realSuffix)
+	space, ok := o.Prepared.(*pmem.Mapping)
+	var err error
+	if ok {
+		err = space.Lock()
+	} else {
+		space, err = openImage(spec.Path + realSuffix)
+	}
 	if err != nil {
 		return nil, err
 	}

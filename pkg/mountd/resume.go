@@ -95,14 +95,9 @@ func (s *server) replayed(requests int) {
 	if s.link != nil {
 		_ = s.link.send(message{Kind: msgReplayed, Requests: requests})
 	}
-	r, ok := s.volume.(Resumable)
-	if !ok {
-		return
+	if r, ok := s.volume.(Resumable); ok {
+		s.orphans.start(r, s.fuseFile.Fd())
 	}
-	if err := r.EndResume(); err != nil {
-		klog.ErrorS(err, "The volume keeps answers that nobody asks for", "volume", s.held.Spec.VolumeID)
-	}
-	s.orphans.start(r, s.fuseFile.Fd())
 }
 
 // replayNote is the file in which a server notes which request it is about to
@@ -156,8 +151,8 @@ func (o *orphans) add(id nvfs.NodeID) {
 	}
 }
 
-// start asks about all that were there before, and then about those that are
-// added, until stop.
+// start ends the resumption, for which nobody has to wait, asks about all that
+// were there before, and then about those that are added, until stop.
 func (o *orphans) start(r Resumable, fd uintptr) {
 	o.mu.Lock()
 	o.wake, o.ending = make(chan struct{}, 1), make(chan struct{})
@@ -165,6 +160,12 @@ func (o *orphans) start(r Resumable, fd uintptr) {
 	o.wg.Add(1)
 	go func() {
 		defer o.wg.Done()
+		if err := r.EndResume(); err != nil {
+			klog.ErrorS(err, "The volume keeps answers that nobody asks for")
+		}
+		if o.stopping() {
+			return
+		}
 		list, err := r.Orphans()
 		if err != nil {
 			klog.ErrorS(err, "Deleted files are kept until the volume is unmounted")

@@ -2,12 +2,14 @@ package chaos
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,21 +34,10 @@ type plan struct {
 // chosenPlan is the short one, or the one that the environment asks for.
 func chosenPlan(t *testing.T) plan {
 	p := plan{kills: 60, upgrades: 3, seed: 1, gap: 500 * time.Millisecond}
-	number := func(name string, into *int) {
-		text := os.Getenv(name)
-		if text == "" {
-			return
-		}
-		n, err := strconv.Atoi(text)
-		if err != nil || n < 0 {
-			t.Fatalf("%s=%q is no number", name, text)
-		}
-		*into = n
-	}
 	seed := int(p.seed)
-	number("NVFS_CHAOS_KILLS", &p.kills)
-	number("NVFS_CHAOS_UPGRADES", &p.upgrades)
-	number("NVFS_CHAOS_SEED", &seed)
+	numberFromEnv(t, "NVFS_CHAOS_KILLS", &p.kills)
+	numberFromEnv(t, "NVFS_CHAOS_UPGRADES", &p.upgrades)
+	numberFromEnv(t, "NVFS_CHAOS_SEED", &seed)
 	p.seed = uint64(seed)
 	if p.database = os.Getenv("NVFS_CHAOS_DATABASE") == "1"; p.database {
 		if _, _, err := postgres.Find(); err != nil {
@@ -54,6 +45,20 @@ func chosenPlan(t *testing.T) plan {
 		}
 	}
 	return p
+}
+
+// numberFromEnv reads a number from the environment, where there is one.
+func numberFromEnv(t *testing.T, name string, into *int) {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 {
+		t.Fatalf("%s=%q is no number", name, text)
+	}
+	*into = n
 }
 
 // TestChaos is what the package is about.
@@ -174,22 +179,15 @@ func (r *running) finish(t *testing.T) {
 func (n *node) wreak(p plan, run *running, probes []*pauses) {
 	r := rand.New(rand.NewPCG(p.seed, 3))
 	killed := map[string]int{}
-	waits := map[string][]time.Duration{}
-	mark := func(kind string) {
-		var longest time.Duration
-		for _, pause := range probes {
-			longest = max(longest, pause.mark())
-		}
-		waits[kind] = append(waits[kind], longest)
-	}
+	waits := waits{}
 	began := time.Now()
-	mark("before")
 	for kills, upgrades := 0, 0; kills < p.kills && !run.failed(); {
 		time.Sleep(time.Duration(r.Int64N(int64(p.gap))))
+		waits.note("nothing, in the time between two kills", probes)
 		if upgrades < p.upgrades && kills >= p.kills*(2*upgrades+1)/(2*p.upgrades) {
 			upgrades++
 			n.upgrade()
-			mark("upgrade")
+			waits.note("upgrade", probes)
 		}
 		during := n.cycled.phase()
 		kinds := n.killSome(r)
@@ -199,14 +197,65 @@ func (n *node) wreak(p plan, run *running, probes []*pauses) {
 		killed["of these while a volume was being "+during]++
 		kills += len(kinds)
 		n.recover(probes)
-		mark(strings.Join(kinds, ", then "))
+		waits.noteLongest(strings.Join(kinds, ", then "), probes)
 	}
 	n.t.Logf("seed %d, %v: killed %v", p.seed, time.Since(began).Round(time.Second), killed)
 	for _, kind := range slices.Sorted(maps.Keys(waits)) {
-		list := waits[kind]
-		slices.Sort(list)
-		n.t.Logf("longest wait of a 512-byte write, by %s (%d times): median %v, worst %v", kind, len(list), list[len(list)/2].Round(time.Microsecond), list[len(list)-1].Round(time.Microsecond))
+		n.t.Logf("longest wait of a 512-byte write, by %s: %s", kind, spread(waits[kind]))
 	}
+	total, lettingGo := n.exchangePauses()
+	n.t.Logf("pause of an exchange, as mountd sees it: %s; of it until the old server let go: %s", spread(total), spread(lettingGo))
+}
+
+// waits are the longest waits of single operations, by what happened meanwhile.
+type waits map[string][]time.Duration
+
+// note takes the longest wait of each volume, and begins a new measurement.
+func (w waits) note(kind string, probes []*pauses) {
+	for _, p := range probes {
+		w[kind] = append(w[kind], p.mark())
+	}
+}
+
+// noteLongest is note for what happens to one volume, it does not say which.
+func (w waits) noteLongest(kind string, probes []*pauses) {
+	var longest time.Duration
+	for _, p := range probes {
+		longest = max(longest, p.mark())
+	}
+	w[kind] = append(w[kind], longest)
+}
+
+// spread describes durations, which it sorts.
+func spread(list []time.Duration) string {
+	if len(list) == 0 {
+		return "none"
+	}
+	slices.Sort(list)
+	at := func(percent int) time.Duration { return list[(len(list)-1)*percent/100].Round(10 * time.Microsecond) }
+	return fmt.Sprintf("median %v, 95 %% within %v, worst %v (of %d)", at(50), at(95), at(100), len(list))
+}
+
+// exchangeLine is what mountd logs when it has replaced a server.
+var exchangeLine = regexp.MustCompile(`The server of a volume was replaced".* pause="([^"]+)" ofItLettingGo="([^"]+)"`)
+
+// exchangePauses are how long users had to wait for exchanges of servers, by the
+// log of mountd, and how much of that for the old server.
+func (n *node) exchangePauses() (total, lettingGo []time.Duration) {
+	n.t.Helper()
+	log, err := os.ReadFile(filepath.Join(n.runDir(), "log", "@mountd.log"))
+	if err != nil {
+		n.t.Error(err)
+	}
+	for _, m := range exchangeLine.FindAllStringSubmatch(string(log), -1) {
+		all, err := time.ParseDuration(m[1])
+		first, firstErr := time.ParseDuration(m[2])
+		if err := errors.Join(err, firstErr); err != nil {
+			n.t.Error(err)
+		}
+		total, lettingGo = append(total, all), append(lettingGo, first)
+	}
+	return total, lettingGo
 }
 
 // killSome kills a process of a random kind, and sometimes another one, of any
