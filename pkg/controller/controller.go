@@ -281,6 +281,7 @@ func (w *watcher) findings(ctx context.Context, pods []*corev1.Pod) ([]finding, 
 	w.metrics.set(reported, len(pods), countClasses(classes), len(found), lastingOrphans)
 	found = append(found, findingsOfClaims(claims, classes, reported, newTogether(waiting, volumes))...)
 	found = append(found, findingsOfVolumes(volumes, present)...)
+	found = append(found, findingsOfUnserved(reported.reports, volumes)...)
 	found = append(found, findingsOfPods(reported.reports, volumes, w.options.WebhookAddress != "")...)
 	found = append(found, findingsOfRefused(refused)...)
 	found = append(found, findingsOfOrphans(lastingOrphans)...)

@@ -14,6 +14,7 @@ const (
 	ReasonTooLarge            = "LargerThanAnyExtent"
 	ReasonNotBeside           = "DoesNotFitBesideOthers"
 	ReasonNodeGone            = "NodeGone"
+	ReasonNotServed           = "VolumeNotServed"
 	ReasonOrphanVolume        = "OrphanVolume"
 	ReasonRemoteMemory        = "RemoteMemory"
 	ReasonNotAligned          = "NotAligned"

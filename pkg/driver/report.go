@@ -44,6 +44,9 @@ type VolumeReport struct {
 	Name  string `json:"name"`  // as it was given to CreateVolume
 	Phase string `json:"phase"` // creating, ready or deleting
 	Bytes uint64 `json:"bytes"`
+	// Unserved is why no process serves the volume although it is mounted; "" is
+	// as it should be.
+	Unserved string `json:"unserved,omitempty"`
 	// NUMANode is where its memory is; nil when that is not known. NUMAChosen: the
 	// class demands it.
 	NUMANode   *int        `json:"numaNode,omitempty"`
@@ -63,7 +66,7 @@ func (d *Driver) Report(ctx context.Context) (Report, error) {
 	records, recordErr := d.records.list()
 	places := d.localities(ctx)
 	for _, r := range records {
-		report.Volumes = append(report.Volumes, VolumeReport{ID: r.ID, Name: r.Name, Phase: string(r.Phase), Bytes: r.Capacity,
+		report.Volumes = append(report.Volumes, VolumeReport{ID: r.ID, Name: r.Name, Phase: string(r.Phase), Bytes: r.Capacity, Unserved: d.servers.whyUnserved(r.ID),
 			NUMANode: r.NUMANode, NUMAChosen: r.numaChosen(), Pods: places.reports(r)})
 	}
 	orphans, orphanErr := d.Orphans(ctx)

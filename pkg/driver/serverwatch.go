@@ -20,7 +20,7 @@ type serverWatch struct {
 	mu       sync.Mutex
 	pids     map[string]int // of staged volumes, as last seen
 	restarts int
-	unserved int
+	unserved map[string]string // staged volumes without a server, and why there is none
 }
 
 // run looks at the servers until ctx ends.
@@ -42,7 +42,7 @@ func (w *serverWatch) look(ctx context.Context, d *Driver) {
 	if err != nil {
 		klog.V(2).InfoS("Not all volumes are watched", "reason", err.Error())
 	}
-	pids, unserved := map[string]int{}, 0
+	pids, unserved := map[string]int{}, map[string]string{}
 	for _, r := range all {
 		if r.Staged == nil || r.kernel() || d.inflight.busy(r.ID) {
 			continue
@@ -52,7 +52,7 @@ func (w *serverWatch) look(ctx context.Context, d *Driver) {
 			return
 		}
 		if errors.Is(err, mountd.ErrNotServed) {
-			unserved++
+			unserved[r.ID] = err.Error()
 			klog.ErrorS(err, "A staged volume has no server", "volumeID", r.ID, "path", r.Staged.Path)
 		}
 		if err == nil {
@@ -69,7 +69,7 @@ func serverPID(ctx context.Context, d *Driver, id string) (int, error) {
 	return status.PID, err
 }
 
-func (w *serverWatch) update(pids map[string]int, unserved int) {
+func (w *serverWatch) update(pids map[string]int, unserved map[string]string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for id, pid := range pids {
@@ -86,5 +86,13 @@ func (w *serverWatch) update(pids map[string]int, unserved int) {
 func (w *serverWatch) counts() (restarts, unserved int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.restarts, w.unserved
+	return w.restarts, len(w.unserved)
+}
+
+// whyUnserved says why a staged volume had no server when it was last looked
+// at; "" when it had one.
+func (w *serverWatch) whyUnserved(id string) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.unserved[id]
 }

@@ -27,6 +27,13 @@ func TestReplacedAndMissingServersAreCounted(t *testing.T) {
 			t.Errorf("no %s", line)
 		}
 	}
+	report, err := n.driver.Report(t.Context())
+	n.ok(err)
+	for _, v := range report.Volumes {
+		if (v.Unserved != "") != (v.ID == dead) {
+			t.Errorf("volume %s is reported as unserved: %q", v.ID, v.Unserved)
+		}
+	}
 	if _, top := n.mounts.At(n.path("staging-" + dead)); top.Type != driver.MountType {
 		t.Error("looking changed something")
 	}
