@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -82,6 +83,9 @@ func mountAlone(b *testing.B, dir string) string {
 	medium, mountpoint := benchSpace(b, dir)
 	cmd := exec.Command(os.Args[0], foregroundCommand, "--state-dir", filepath.Join(dir, "state"), "--path", medium, "--mountpoint", mountpoint)
 	cmd.Stderr = os.Stderr
+	// Where the kernel groups processes by session it prefers to run those of one
+	// group after another; neither server is to be in that of its user.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	must(b, cmd.Start())
 	b.Cleanup(func() {
 		must(b, fusefs.Unmount(mountpoint))
