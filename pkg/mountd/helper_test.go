@@ -39,6 +39,9 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
+// oldKernelEnv makes mountd take the kernel for one before Linux 6.9.
+const oldKernelEnv = "MOUNTD_TEST_OLD_KERNEL"
+
 // hangTimeoutEnv is the watchdog's limit in tests.
 const hangTimeoutEnv = "MOUNTD_TEST_HANG"
 
@@ -54,7 +57,7 @@ func runHelper(ctx context.Context) error {
 	case "mountd":
 		hang, _ := time.ParseDuration(os.Getenv(hangTimeoutEnv))
 		return RunSupervisor(ctx, SupervisorOptions{Executable: os.Args[0], StateDir: argument("--state-dir"), LogDir: argument("--log-dir"), Version: "test",
-			ServeArgs: []string{SpareCommand}, KeeperArgs: []string{"keeper"}, OnDemand: onDemand, LinkFD: linkFD, HangTimeout: hang,
+			ServeArgs: []string{SpareCommand}, KeeperArgs: []string{"keeper"}, OnDemand: onDemand, LinkFD: linkFD, HangTimeout: hang, NoResend: os.Getenv(oldKernelEnv) != "",
 			Exchange: slices.Contains(os.Args, "--exchange"), CgroupRoot: DefaultCgroupRoot})
 	}
 	if os.Args[1] == "holder" {

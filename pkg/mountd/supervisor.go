@@ -39,6 +39,9 @@ type SupervisorOptions struct {
 	// CgroupRoot is where the unified cgroup hierarchy is mounted; "" leaves
 	// servers in mountd's own cgroup.
 	CgroupRoot string
+	// NoResend takes the kernel for one that does not send requests again, which
+	// those before Linux 6.9 do not: for tests of what happens there.
+	NoResend bool
 }
 
 // DefaultHangTimeout is longer than any request takes on a healthy machine.

@@ -387,6 +387,40 @@ func TestOldKernel(t *testing.T) {
 	checkError(t, v.after(death{how: "signal: killed"}, true), "signal: killed", "6.9", "staged again")
 }
 
+// The same on a mount that is in use: its users get errors at once, the status
+// says why, it can be unmounted, and mounted anew with what was acknowledged.
+func TestKernelWithoutResend(t *testing.T) {
+	t.Setenv(oldKernelEnv, "1")
+	n := newRealNode(t)
+	n.mount()
+	u := n.newUser()
+	n.kill(n.running())
+	if err := Ping(n.spec.Mountpoint); err != unix.ENOTCONN && err != unix.ECONNABORTED {
+		t.Errorf("ping: %v", err)
+	}
+	if _, err := u.file.WriteAt([]byte("x"), 0); !errors.Is(err, unix.ENOTCONN) && !errors.Is(err, unix.ECONNABORTED) {
+		t.Errorf("write: %v", err)
+	}
+	n.eventually("the volume is given up", func() bool { return n.process() == nil && n.mountd() == nil })
+	_, err := n.l.Status(within(t), n.spec.VolumeID)
+	if !errors.Is(err, ErrNotServed) {
+		t.Errorf("status: %v, want ErrNotServed", err)
+	}
+	checkError(t, err, "signal: killed", "older than Linux 6.9", "staged again")
+	u.close()
+	n.unmount()
+	n.mount()
+	got, err := os.ReadFile(filepath.Join(n.spec.Mountpoint, "file"))
+	if err != nil || string(got) != "00000001" {
+		t.Errorf("read %q, %v", got, err)
+	}
+	if _, err := n.l.Status(within(t), n.spec.VolumeID); err != nil {
+		t.Errorf("status after a new mount: %v", err)
+	}
+	n.unmount()
+	n.checkMedium("clean")
+}
+
 func TestSuspects(t *testing.T) {
 	own, other := death{own: true}, death{}
 	for name, c := range map[string]struct {

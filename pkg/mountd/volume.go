@@ -352,7 +352,7 @@ func (v *volume) after(x death, served bool) error {
 	klog.InfoS("A serving process has ended and is replaced", "volume", v.id(), "pid", x.pid, "how", x.String(), "recovering", !served)
 	if s := v.session(); s != nil && !s.CanContinue() {
 		return fmt.Errorf("its server ended (%s), and a connection over transport %s ends with it: the volume has to be staged again; transport dev lets it live on", x.String(), s.Transport)
-	} else if s != nil && !s.CanResume() {
+	} else if s != nil && (!s.CanResume() || v.s.opts.NoResend) {
 		return fmt.Errorf("its server ended (%s), and this kernel, older than Linux 6.9, does not let another one go on: the volume has to be staged again", x.String())
 	}
 	if served {

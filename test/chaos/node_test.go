@@ -29,7 +29,9 @@ const (
 	callTimeout = 60 * time.Second
 	// settleTimeout bounds the wait for something that happens by itself.
 	settleTimeout = 60 * time.Second
-	poll          = 2 * time.Millisecond
+	// poll is not shorter: looking through all processes takes a CPU that the
+	// applications want.
+	poll = 10 * time.Millisecond
 )
 
 // node is a node of a cluster: the driver and the keeper in two pods, and this
