@@ -12,6 +12,7 @@
 # make chaos   1,000 kills and 20 upgrades under applications (about 20 minutes)
 # make bench   flush modes and filesystems side by side (idle machine; about 15 minutes);
 #              JSON and a page with plots in bench/; BENCH_FLAGS=--quick for two minutes
+# make scale   the controller in a simulated cluster of 5,000 nodes and 200,000 volumes (4 minutes)
 # make soak    stress and endurance on real mounts, long (hours; PostgreSQL as well)
 
 SHELL       := bash
@@ -31,7 +32,7 @@ BENCH_FLAGS ?=
 GO_BUILD    := go build -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION)"
 
 # Where several goroutines meet.
-RACE_PKGS   := ./pkg/driver/... ./pkg/mountd/... ./pkg/nvfs/fusefs/... ./pkg/pmem/ndctl/...
+RACE_PKGS   := ./pkg/deviceplugin ./pkg/driver/... ./pkg/mountd/... ./pkg/nvfs/fusefs/... ./pkg/pmem/ndctl/...
 # Of engine and checker only the tests that start some: all would take long.
 RACE_ENGINE := Concurrent|UnderLoad|Abort|Worker|Threads|Cancelled
 # Where the tests run that need no mount of their own making.
@@ -87,6 +88,7 @@ lint:
 	go vet ./...
 	go vet -tags soak ./test/e2e
 	go vet -tags qemu ./test/e2e/qemu/...
+	go vet -tags scale ./pkg/controller
 	go run $(STATICCHECK) ./...
 	go run $(STATICCHECK) -tags qemu ./test/e2e/qemu/...
 
@@ -121,6 +123,12 @@ SOAK ?= Soak|Stress|FioVerify
 soak: setup build
 	@test/setup.sh postgres
 	NVFS_CSI=$(CURDIR)/$(BIN) NVFS_E2E_FIO_SECONDS=60 go test -tags soak -timeout 12h -v -run '$(SOAK)' ./test/e2e
+
+# Memory and requests of the controller where the API server and the drivers are
+# simulated; fails when either grows.
+.PHONY: scale
+scale:
+	go test -tags scale -count=1 -timeout 20m -v -run 'TestScale$$' ./pkg/controller
 
 # Rewrites the parts of docs/ that are generated from the code.
 docs: build

@@ -106,7 +106,7 @@ func (d *Driver) localities(ctx context.Context) localities {
 	l.machine = l.topology.CPUs(l.topology.Nodes())
 	all, err := d.podResources(ctx)
 	if err != nil {
-		klog.V(2).InfoS("Where the CPUs of pods are is not known", "reason", err.Error())
+		klog.V(4).InfoS("Where the CPUs of pods are is not known", "reason", err.Error())
 	}
 	for _, pod := range all {
 		l.pods[pod.GetNamespace()+"/"+pod.GetName()] = pod
