@@ -41,6 +41,16 @@ func TestSanity(t *testing.T) {
 	guestRun(t, m, "^TestSanity$")
 }
 
+// The server of a volume dies on a kernel that may be too old to let another one
+// go on.
+func TestSurvival(t *testing.T) {
+	t.Parallel()
+	m := base
+	m.nvdimms = newNVDIMMs(t, ndctltest.RegionSize)
+	m.timeout = 8 * time.Minute
+	guestRun(t, m, "^TestServerDies")
+}
+
 // The second machine is new but for the NVDIMMs and the disk with the driver's
 // records. What a tenant wrote is in the memory until the volume is deleted, and
 // then it is not.
