@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -67,6 +68,12 @@ func runTests(m *testing.M) (code int, err error) {
 // they are not seen in a container, and becomes the program. It touches no
 // volume: perhaps nobody serves it.
 func enterContainer(args []string) error {
+	// The thread that executes the program may be another than the one that
+	// unshare's --kill-child has asked for its end with its parent's.
+	runtime.LockOSThread()
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+		return err
+	}
 	info, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return err
