@@ -139,7 +139,11 @@ func inheritLink(fd int) (*link, error) {
 	if fd <= 0 {
 		return nil, nil
 	}
-	f := inherit(fd, "link")
+	return linkOf(inherit(fd, "link"))
+}
+
+// linkOf makes a link of a socket. It closes f.
+func linkOf(f *os.File) (*link, error) {
 	defer f.Close()
 	c, err := net.FileConn(f)
 	if err != nil {

@@ -39,9 +39,9 @@ func rehearseLink() error {
 		return err
 	}
 	defer ours.Close()
-	theirs, err := inheritLink(int(f.Fd()))
+	theirs, err := linkOf(f)
 	if err != nil {
-		return errors.Join(err, f.Close())
+		return err
 	}
 	defer theirs.Close()
 	if err := ours.send(message{Kind: msgTask, Held: &Held{}, Resume: &resumption{}}, int(os.Stderr.Fd())); err != nil {
