@@ -11,11 +11,11 @@ import (
 func TestHandOver(t *testing.T) {
 	const size = 4 << 20
 	path := newFile(t, tmpfsDir(t), "handed over", size)
-	m, err := Open(path, Options{Mode: NT})
+	m, err := Open(path, Options{Mode: Auto})
 	if err != nil {
 		t.Fatal(err)
 	}
-	next, err := Open(path, Options{Mode: NT, Unlocked: true})
+	next, err := Open(path, Options{Mode: Auto, Unlocked: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +31,7 @@ func TestHandOver(t *testing.T) {
 	if err := next.Lock(); err != nil || next.Size() != 2*size {
 		t.Fatalf("locked after the release: %v, %d bytes", err, next.Size())
 	}
-	if _, err := Open(path, Options{Mode: NT}); !errors.Is(err, ErrInUse) {
+	if _, err := Open(path, Options{Mode: Auto}); !errors.Is(err, ErrInUse) {
 		t.Errorf("opened while the successor has it: %v", err)
 	}
 	if m.Bytes()[0] != 0 {
