@@ -88,6 +88,24 @@ func fnv(b []byte) uint64 {
 	return h
 }
 
+// makeOld gives everything that is new in a tree, whatever its type, an old
+// time. rsync takes times within one second for equal, and would leave those of
+// a copy as they are that is made at once.
+func makeOld(t *testing.T, dir string) {
+	t.Helper()
+	old := unix.Timespec{Sec: 1000000000, Nsec: 123456789}
+	recent := time.Now().Add(-time.Hour).Unix()
+	err := filepath.WalkDir(dir, func(name string, _ os.DirEntry, err error) error {
+		if err != nil || stat(t, name).Mtim.Sec < recent {
+			return err
+		}
+		return unix.UtimesNanoAt(unix.AT_FDCWD, name, []unix.Timespec{old, old}, unix.AT_SYMLINK_NOFOLLOW)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestStressArchives takes a tree with everything in it through tar and rsync,
 // from ext4 to NVFS, within NVFS and back, and compares.
 func TestStressArchives(t *testing.T) {
@@ -97,18 +115,7 @@ func TestStressArchives(t *testing.T) {
 		t.Fatal(err)
 	}
 	makeZoo(t, source)
-	// rsync takes times within one second for equal, and would leave those of
-	// the copy's directories as they are.
-	old := time.Unix(1000000000, 123456789)
-	err := filepath.WalkDir(source, func(name string, entry os.DirEntry, err error) error {
-		if err != nil || !entry.IsDir() {
-			return err
-		}
-		return os.Chtimes(name, old, old)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	makeOld(t, source)
 	want := describeCopy(t, source)
 	eachCacheMode(t, 512<<20, func(t *testing.T, v testVolume, mount func()) {
 		back, err := os.MkdirTemp(ext4, "back-")
