@@ -22,7 +22,7 @@ func TestNamespaces(t *testing.T) {
 	m := base
 	m.nvdimms = newNVDIMMs(t, ndctltest.RegionSize)
 	m.timeout = 12 * time.Minute
-	guestRun(t, m, "^TestSmoke$", "^Test(Conformance|OldContent|Leak|Used|BlockDevice|Missing|Cycles)")
+	guestRun(t, m, "^TestSmoke$", "^Test(Conformance|OldContent|Leak|Used|BlockDevice|Missing|Modprobe|Cycles)")
 }
 
 func TestVolumes(t *testing.T) {
@@ -30,7 +30,7 @@ func TestVolumes(t *testing.T) {
 	m := base
 	m.nvdimms = newNVDIMMs(t, 1<<30)
 	m.timeout = 12 * time.Minute
-	guestRun(t, m, "^Test(Filesystems|RawBlock|Classes|Policies|Existing|RecordOf|FlushMode|Killed)")
+	guestRun(t, m, "^Test(Filesystems|RawBlock|OldExt4|Classes|Policies|Existing|RecordOf|FlushMode|Killed)")
 }
 
 func TestSanity(t *testing.T) {

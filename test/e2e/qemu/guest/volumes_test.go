@@ -203,6 +203,12 @@ func TestExistingNamespacesAreUsedAndKept(t *testing.T) {
 // zero overwrites a namespace whose memory may hold anything.
 func zero(t *testing.T, ns ndctl.Namespace) {
 	t.Helper()
+	withMemory(t, ns, func(mem []byte) { clear(mem) })
+}
+
+// withMemory calls use with the memory of an idle namespace.
+func withMemory(t *testing.T, ns ndctl.Namespace, use func(mem []byte)) {
+	t.Helper()
 	f, err := os.OpenFile(ns.Device, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -212,7 +218,7 @@ func zero(t *testing.T, ns ndctl.Namespace) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	clear(mem)
+	use(mem)
 	if err := unix.Munmap(mem); err != nil {
 		t.Fatal(err)
 	}
