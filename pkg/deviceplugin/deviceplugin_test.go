@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/numa/numatest"
 )
 
 // memory is a source that a test changes.
@@ -66,23 +68,10 @@ func start(t *testing.T, dir string, m *memory, sys string) func() {
 	return stop
 }
 
-// sysfs makes a tree with NUMA nodes: the CPUs of each, "" for none. All are as far
-// from each other.
+// sysfs is a machine with NUMA nodes that are all as far from each other.
 func sysfs(t *testing.T, cpus ...string) string {
 	t.Helper()
-	sys := t.TempDir()
-	for i, list := range cpus {
-		dir := filepath.Join(sys, "devices/system/node", fmt.Sprintf("node%d", i))
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		for name, text := range map[string]string{"cpulist": list, "distance": strings.Repeat("20 ", len(cpus))} {
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	return sys
+	return numatest.Sysfs(t, cpus, slices.Repeat([]string{strings.Repeat("20 ", len(cpus))}, len(cpus))...)
 }
 
 func hint(d *api.Device) []int64 {

@@ -69,9 +69,7 @@ func TestWriteWaitsForTheNextServer(t *testing.T) {
 	if status.ReadOnly || status.Restarts != 1 {
 		t.Errorf("status %+v", status)
 	}
-	u.close()
-	n.unmount()
-	n.checkMedium("clean")
+	u.leave()
 }
 
 // juicedata/juicefs-csi-driver#343: lack of memory in one place breaks all
@@ -191,7 +189,5 @@ func TestCallerGivesUpInTheGap(t *testing.T) {
 	}
 	must(t, unix.Kill(m.pid, unix.SIGCONT))
 	u.check()
-	u.close()
-	n.unmount()
-	n.checkMedium("clean")
+	u.leave()
 }

@@ -51,6 +51,14 @@ func (u *user) close() {
 	u.deleted.Close()
 }
 
+// leave ends the use of the volume, which must then unmount and be clean.
+func (u *user) leave() {
+	u.n.t.Helper()
+	u.close()
+	u.n.unmount()
+	u.n.checkMedium("clean")
+}
+
 // check uses the volume in several ways, none of which may fail.
 func (u *user) check() {
 	u.n.t.Helper()
@@ -128,9 +136,7 @@ func TestServerDies(t *testing.T) {
 			t.Errorf("after %d kills: %+v", i+1, status)
 		}
 	}
-	u.close()
-	n.unmount()
-	n.checkMedium("clean")
+	u.leave()
 	n.checkFiles("vol-1.log")
 }
 
@@ -155,9 +161,7 @@ func TestMountdDies(t *testing.T) {
 	n.kill(m)
 	n.kill(n.restarted("server", server, n.process))
 	u.check()
-	u.close()
-	n.unmount()
-	n.checkMedium("clean")
+	u.leave()
 }
 
 // juicedata/juicefs-csi-driver#1139: after the restart of the keeper its
@@ -175,9 +179,7 @@ func TestKeeperDies(t *testing.T) {
 	n.kill(n.mountd())
 	n.kill(n.running())
 	u.check()
-	u.close()
-	n.unmount()
-	n.checkMedium("clean")
+	u.leave()
 }
 
 // Keeper and mountd ending at once leave the server, which goes on, and gives
@@ -195,9 +197,7 @@ func TestKeeperAndMountdDie(t *testing.T) {
 	n.eventually("the new keeper holds both connections", func() bool { k := n.keeper(); return k != nil && heldBy(k) == 2 })
 	n.kill(server)
 	u.check()
-	u.close()
-	n.unmount()
-	n.checkMedium("clean")
+	u.leave()
 }
 
 // The driver is the second holder: when the whole mountd pod has ended, it
@@ -363,9 +363,7 @@ func TestUpgrade(t *testing.T) {
 	// The new ones do all that the old ones did.
 	n.kill(n.running())
 	u.check()
-	u.close()
-	n.unmount()
-	n.checkMedium("clean")
+	u.leave()
 
 	// A keeper that was not started on demand stays until it is told to end.
 	must(t, keeper.Process.Signal(unix.SIGTERM))

@@ -3,33 +3,15 @@ package numa
 import (
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/nvfs-csi/nvfs-csi/pkg/numa/numatest"
 )
 
-// machine makes a tree with NUMA nodes: the CPUs of each, "" for none, and the
-// distances from each to all.
 func machine(t *testing.T, cpus []string, distances ...string) Topology {
 	t.Helper()
-	sys := t.TempDir()
-	for i, list := range cpus {
-		dir := filepath.Join(sys, "devices/system/node", fmt.Sprintf("node%d", i))
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		files := map[string]string{"cpulist": list}
-		if i < len(distances) {
-			files["distance"] = distances[i]
-		}
-		for name, text := range files {
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	return Topology(sys)
+	return Topology(numatest.Sysfs(t, cpus, distances...))
 }
 
 func row(count int) []string {
