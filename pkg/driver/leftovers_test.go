@@ -141,7 +141,13 @@ func TestStageWhileUnstaging(t *testing.T) {
 	id := n.mounted("pvc-1")
 	release := n.mounts.Hang(n.path("staging-" + id))
 	staging := make(chan error, 1)
-	go func() { staging <- n.stage(id) }()
+	go func() {
+		err := n.stage(id)
+		for status.Code(err) == codes.Aborted { // an unstage came first, and ends at once
+			err = n.stage(id)
+		}
+		staging <- err
+	}()
 	// FailedPrecondition, because of the pod, until the stage has begun.
 	for status.Code(n.unstage(id)) != codes.Aborted {
 		select {
