@@ -26,7 +26,6 @@ func newMountdCommand() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	addServiceFlags(flags, &opt.StateDir, &opt.LogDir, &opt.LinkFD, &opt.OnDemand)
-	flags.BoolVar(&opt.Exchange, "exchange", false, "replace the serving processes that run by ones of this binary, while their volumes are in use")
 	flags.DurationVar(&opt.HangTimeout, "hang-timeout", mountd.DefaultHangTimeout, "how long a serving process may work on one request until it is replaced")
 	flags.StringVar(&opt.CgroupRoot, "cgroup-root", mountd.DefaultCgroupRoot, "where the unified cgroup hierarchy is mounted; serving processes get groups of their own below it if that can be written to")
 	return cmd

@@ -47,7 +47,7 @@ func (s *supervisor) collect() {
 	first := !s.adopted
 	s.adopted = true
 	s.mu.Unlock()
-	if first && s.opts.Exchange {
+	if first && exchangeDemanded(s.opts.StateDir) {
 		go s.exchangeAll()
 	}
 	s.endIfIdle()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -76,8 +77,15 @@ func (v *volume) standby(lock *os.File) (*daemon, error) {
 	return next, nil
 }
 
-// takeOver lets a server that waits go; the one before has let go.
+// takeOver lets a server that waits go; the one before has let go, or ended.
 func (v *volume) takeOver(next *daemon, p pause) (*daemon, error) {
+	v.mu.Lock()
+	lock := v.lock
+	v.mu.Unlock()
+	if !v.sendsAgain() && !hasLetGo(lock) {
+		// What it had read is lost, and who waits for it would wait for ever.
+		return nil, v.stopServer(next)
+	}
 	v.mu.Lock()
 	v.daemon = next
 	v.mu.Unlock()
@@ -133,10 +141,31 @@ func (v *volume) exchangeStranger() (*daemon, error) {
 	return v.takeOver(next, p)
 }
 
+// A keeper that takes over demands, by a file, that the servers of its
+// predecessor are exchanged. The file is there until they are, so a mountd that
+// ends in the middle of it leaves the rest to the next one.
+
+func exchangePath(stateDir string) string { return filepath.Join(stateDir, "@exchange") }
+
+func demandExchange(stateDir string) error {
+	if err := os.WriteFile(exchangePath(stateDir), nil, 0o600); err != nil {
+		return fmt.Errorf("demand that servers are exchanged: %w", err)
+	}
+	return nil
+}
+
+func exchangeDemanded(stateDir string) bool {
+	_, err := os.Lstat(exchangePath(stateDir))
+	return err == nil
+}
+
 // exchangeAll replaces all servers by ones of this binary, one after the
 // other.
 func (s *supervisor) exchangeAll() {
 	for _, v := range s.list() {
+		if s.leaving() {
+			return
+		}
 		if session := v.session(); session != nil && !session.CanContinue() {
 			klog.InfoS("A server goes on as it is until its volume is unmounted: a connection over its transport cannot be handed over", "volume", v.id(), "transport", session.Transport)
 			continue
@@ -153,6 +182,12 @@ func (s *supervisor) exchangeAll() {
 		if err := s.awaitOther(v, status.PID); err != nil {
 			klog.ErrorS(err, "A server is not replaced", "volume", v.id())
 		}
+	}
+	if s.leaving() {
+		return
+	}
+	if err := removeFile(exchangePath(s.opts.StateDir)); err != nil {
+		klog.ErrorS(err, "The next mountd exchanges the servers once more")
 	}
 }
 

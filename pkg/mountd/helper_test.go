@@ -58,7 +58,7 @@ func runHelper(ctx context.Context) error {
 		hang, _ := time.ParseDuration(os.Getenv(hangTimeoutEnv))
 		return RunSupervisor(ctx, SupervisorOptions{Executable: os.Args[0], StateDir: argument("--state-dir"), LogDir: argument("--log-dir"), Version: "test",
 			ServeArgs: []string{SpareCommand}, KeeperArgs: []string{"keeper"}, OnDemand: onDemand, LinkFD: linkFD, HangTimeout: hang, NoResend: os.Getenv(oldKernelEnv) != "",
-			Exchange: slices.Contains(os.Args, "--exchange"), CgroupRoot: DefaultCgroupRoot})
+			CgroupRoot: DefaultCgroupRoot})
 	}
 	if os.Args[1] == "holder" {
 		// A process of its own: one with files open on the volume cannot start
@@ -117,10 +117,22 @@ func openTestVolume(spec Spec, o OpenOptions) (Volume, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &testVolume{Filesystem: fusefs.NewNull(space), space: space, path: spec.Path,
+	v := &testVolume{Filesystem: fusefs.NewNull(space), space: space, path: spec.Path,
 		volatile: string(content) == "volatile", uncounted: string(content) == "uncounted",
-		large: string(content) == "large"}, nil
+		large: string(content) == "large"}
+	if string(content) == "clinging" {
+		return clingingVolume{v}, nil
+	}
+	return v, nil
 }
+
+// clingingVolume ends its process instead of letting go of the volume.
+type clingingVolume struct{ *testVolume }
+
+func (clingingVolume) EndResume() error                { return nil }
+func (clingingVolume) Orphans() ([]nvfs.NodeID, error) { return nil, nil }
+func (clingingVolume) ReleaseOrphan(nvfs.NodeID) error { return nil }
+func (clingingVolume) Detach() error                   { os.Exit(9); return nil }
 
 func (v *testVolume) NewWorker() (fusefs.Worker, error) {
 	w, err := v.Filesystem.NewWorker()

@@ -52,7 +52,6 @@ type keeper struct {
 	held     holdings
 	listener *net.UnixListener
 	lock     *os.File
-	exchange bool // another keeper's servers are to be exchanged
 
 	mu      sync.Mutex
 	peers   map[*keeperPeer]struct{}
@@ -119,7 +118,6 @@ func (k *keeper) claim(ctx context.Context) (done bool, err error) {
 	if err := k.succeed(); err != nil {
 		return false, fmt.Errorf("take over from the keeper that runs: %w", err)
 	}
-	k.exchange = true
 	ctx, cancel := context.WithTimeout(ctx, retireTimeout)
 	defer cancel()
 	k.lock, err = awaitLock(ctx, serviceLock(k.opts.StateDir, keeperName))
@@ -150,6 +148,9 @@ func (k *keeper) succeed() error {
 		}
 		if m.Kind == msgSynced {
 			klog.InfoS("Took over from another keeper", "connections", k.held.len())
+			if err := demandExchange(k.opts.StateDir); err != nil {
+				return err
+			}
 			return l.send(message{Kind: msgRetire})
 		}
 		if _, err := k.held.accept(m, fds); err != nil {

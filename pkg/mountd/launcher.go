@@ -210,8 +210,12 @@ func (l *Launcher) connect(ctx context.Context) (*link, error) {
 	}
 }
 
-// startMountd returns nil when there is one already.
+// startMountd returns nil when there is one already, or a keeper, which is the
+// one to start it: it may have taken over and want one of its own program.
 func (l *Launcher) startMountd() (*link, error) {
+	if kept, err := lockTaken(serviceLock(l.opts.StateDir, keeperName)); kept || err != nil {
+		return nil, err
+	}
 	lock, err := lockNamed(serviceLock(l.opts.StateDir, mountdName))
 	if errors.Is(err, errLocked) {
 		return nil, nil

@@ -186,6 +186,9 @@ func serveFiles(ctx context.Context, s *server, lock *os.File) (err error) {
 		// its file itself.
 		defer func() {
 			if errors.Is(err, ErrHandedOver) {
+				if s.letGo {
+					err = errors.Join(err, noteLetGo(lock))
+				}
 				lock.Close()
 				s.tellHandedOver()
 			} else {
@@ -229,6 +232,7 @@ type server struct {
 	told       sync.Once
 	stopping   sync.Once
 	handedOver atomic.Bool
+	letGo      bool // and everything that was read is answered
 	endServing context.CancelFunc
 
 	devices   deviceList // taken into use since the mount
@@ -249,6 +253,7 @@ func (s *server) run(ctx context.Context) error {
 	s.volume = volume
 	err = s.serve(ctx)
 	if s.handedOver.Load() {
+		s.letGo = err == nil
 		if r, ok := volume.(Resumable); ok {
 			err = errors.Join(err, r.Detach())
 		}

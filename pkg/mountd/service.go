@@ -32,7 +32,6 @@ type service struct {
 	logDir     string // "": this process's standard error
 	name       string // keeperName or mountdName
 	onDemand   bool
-	exchange   bool
 }
 
 // startLinked starts the service with a connection to this process, so that
@@ -60,9 +59,6 @@ func (s service) start(files ...*os.File) (*exec.Cmd, error) {
 	args := append(append([]string{}, s.args...), "--state-dir", s.stateDir, "--log-dir", s.logDir)
 	if s.onDemand {
 		args = append(args, "--on-demand")
-	}
-	if s.exchange {
-		args = append(args, "--exchange")
 	}
 	cmd := exec.Command(exe, args...)
 	cmd.Dir = "/"
@@ -164,14 +160,13 @@ func (k *keeper) isRetired() bool {
 // runMountd starts mountd and returns when it has ended.
 func (k *keeper) runMountd() error {
 	cmd, err := service{executable: k.opts.Executable, args: k.opts.Args, stateDir: k.opts.StateDir, logDir: k.opts.LogDir,
-		name: mountdName, onDemand: k.opts.OnDemand, exchange: k.exchange}.start()
+		name: mountdName, onDemand: k.opts.OnDemand}.start()
 	if err != nil {
 		return err
 	}
 	mountdPID.Store(int64(cmd.Process.Pid))
 	defer mountdPID.Store(0)
 	klog.V(2).InfoS("mountd started", "pid", cmd.Process.Pid)
-	k.exchange = false
 	if err := cmd.Wait(); err != nil && !k.isRetired() {
 		return fmt.Errorf("mountd (process %d) ended: %w", cmd.Process.Pid, err)
 	}

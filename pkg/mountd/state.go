@@ -282,6 +282,21 @@ func writePID(lock *os.File, pid int) error {
 	return nil
 }
 
+// noteLetGo records in the lock file that the process which is named there has
+// answered everything that it had read, and serves no more.
+func noteLetGo(lock *os.File) error {
+	if err := lock.Truncate(0); err != nil {
+		return fmt.Errorf("volume lock: %w", err)
+	}
+	return nil
+}
+
+// hasLetGo reports whether who held the lock last has said so.
+func hasLetGo(lock *os.File) bool {
+	info, err := lock.Stat()
+	return err == nil && info.Size() == 0
+}
+
 // pidNamespace names the PID namespace of this process; 0 when it is not
 // known.
 func pidNamespace() uint64 {
@@ -326,6 +341,16 @@ func openProbe(path string) (*lockProbe, error) {
 		return nil, fmt.Errorf("lock: %w", err)
 	}
 	return &lockProbe{f}, nil
+}
+
+// lockTaken reports whether a lock is taken; it is not touched.
+func lockTaken(path string) (bool, error) {
+	probe, err := openProbe(path)
+	if err != nil || probe == nil {
+		return false, err
+	}
+	defer probe.Close()
+	return probe.locked()
 }
 
 func (p *lockProbe) Close() error { return p.f.Close() }

@@ -31,8 +31,6 @@ type SupervisorOptions struct {
 	OnDemand bool
 	// LinkFD is the descriptor of a connection to a first peer; 0: none.
 	LinkFD int
-	// Exchange replaces the servers that run by ones of this binary.
-	Exchange bool
 	// HangTimeout is how long a server may work on one request, or not answer
 	// at all, until it is killed; 0 is DefaultHangTimeout.
 	HangTimeout time.Duration

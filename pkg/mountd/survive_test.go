@@ -373,6 +373,95 @@ func TestUpgrade(t *testing.T) {
 	must(t, m.wait(within(t)))
 }
 
+// Who mounts has started keeper and mountd on demand, and holds the connection as
+// well; a keeper that takes over replaces every server nevertheless, each time.
+func TestUpgradeBesideTheHolder(t *testing.T) {
+	n := newRealNode(t)
+	n.mount()
+	u := n.newUser()
+	holder, err := service{executable: os.Args[0], args: []string{"holder"}, stateDir: n.l.opts.StateDir, logDir: n.l.opts.LogDir, name: "@holder"}.start()
+	must(t, err)
+	for range 4 {
+		old := n.running()
+		n.startKeeper()
+		n.restarted("server", old, n.process)
+		u.check()
+	}
+	u.close()
+	n.unmount()
+	must(t, holder.Process.Signal(unix.SIGTERM))
+	must(t, holder.Wait())
+}
+
+// A mountd that is killed in the middle of an upgrade leaves the rest of it to
+// the next one.
+func TestUpgradeIsInterrupted(t *testing.T) {
+	n := newRealNode(t)
+	n.mount()
+	u := n.newUser()
+	for range 4 {
+		old, oldMountd := n.running(), n.mountd()
+		n.startKeeper()
+		n.restarted("mountd", oldMountd, n.mountd)
+		n.kill(n.mountd())
+		n.restarted("server", old, n.process)
+		u.check()
+		n.eventually("the upgrade is over", func() bool { return !exchangeDemanded(n.l.opts.StateDir) })
+	}
+	u.close()
+	n.unmount()
+}
+
+// A server that ends when it ought to let go takes what it has read with it. If
+// the kernel does not send that again, the connection is aborted; if it does, the
+// users notice nothing.
+func TestServerClings(t *testing.T) {
+	for _, resend := range []bool{true, false} {
+		t.Run(fmt.Sprintf("resend=%t", resend), func(t *testing.T) {
+			if !resend {
+				t.Setenv(oldKernelEnv, "1")
+			}
+			n := newNode(t, "clinging")
+			n.mount()
+			old := n.running()
+			n.startKeeper()
+			if resend {
+				n.restarted("server", old, n.process)
+				must(t, Ping(n.spec.Mountpoint))
+			} else {
+				n.eventually("the connection is aborted", func() bool {
+					err := Ping(n.spec.Mountpoint)
+					return err == unix.ENOTCONN || err == unix.ECONNABORTED
+				})
+				n.eventually("the volume is given up", func() bool { return n.process() == nil })
+				_, err := n.l.Status(within(t), n.spec.VolumeID)
+				checkError(t, err, "older than Linux 6.9", "staged again")
+			}
+			n.unmount()
+		})
+	}
+}
+
+// startKeeper starts a keeper that takes over from the one that runs. It ends
+// with the test, and mountd with it.
+func (n *node) startKeeper() {
+	n.t.Helper()
+	keeper, err := service{executable: os.Args[0], args: []string{"keeper"}, stateDir: n.l.opts.StateDir, logDir: n.l.opts.LogDir, name: keeperName}.start()
+	must(n.t, err)
+	n.t.Cleanup(func() {
+		if k := n.keeper(); k != nil && k.pid == keeper.Process.Pid {
+			must(n.t, keeper.Process.Signal(unix.SIGTERM))
+			defer func() {
+				if m := n.mountd(); m != nil {
+					must(n.t, m.kill())
+					must(n.t, m.wait(within(n.t)))
+				}
+			}()
+		}
+		_ = keeper.Wait() // it may have ended, by a successor
+	})
+}
+
 // A kernel that does not send requests again cannot be helped: the connection
 // is aborted, and it is said why.
 func TestOldKernel(t *testing.T) {

@@ -352,7 +352,7 @@ func (v *volume) after(x death, served bool) error {
 	klog.InfoS("A serving process has ended and is replaced", "volume", v.id(), "pid", x.pid, "how", x.String(), "recovering", !served)
 	if s := v.session(); s != nil && !s.CanContinue() {
 		return fmt.Errorf("its server ended (%s), and a connection over transport %s ends with it: the volume has to be staged again; transport dev lets it live on", x.String(), s.Transport)
-	} else if s != nil && (!s.CanResume() || v.s.opts.NoResend) {
+	} else if !v.sendsAgain() {
 		return fmt.Errorf("its server ended (%s), and this kernel, older than Linux 6.9, does not let another one go on: the volume has to be staged again", x.String())
 	}
 	if served {
@@ -372,6 +372,13 @@ func (v *volume) after(x death, served bool) error {
 		return fmt.Errorf("%d servers one after the other could not go on with it; the last one: %s", v.failures, x.String())
 	}
 	return nil
+}
+
+// sendsAgain reports whether the kernel sends a server what the one before had
+// read and not answered.
+func (v *volume) sendsAgain() bool {
+	s := v.session()
+	return s == nil || s.CanResume() && !v.s.opts.NoResend
 }
 
 // replaying is the request that the last server was executing when it ended,
@@ -475,7 +482,7 @@ func (v *volume) awaitStranger() (*daemon, error) {
 		}
 		d, err := v.exchangeStranger()
 		if err == nil && d == nil {
-			return nil, v.after(death{how: "the server that was to replace it does not answer", own: true}, true)
+			return nil, v.after(death{how: "it ended instead of letting go, or the one that was to replace it does not answer", own: true}, true)
 		}
 		if err == nil {
 			return d, nil

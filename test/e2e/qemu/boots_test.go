@@ -48,7 +48,7 @@ func TestSurvival(t *testing.T) {
 	m := base
 	m.nvdimms = newNVDIMMs(t, ndctltest.RegionSize)
 	m.timeout = 8 * time.Minute
-	guestRun(t, m, "^TestServerDies")
+	guestRun(t, m, "^TestServer(Dies|IsExchanged)")
 }
 
 // The second machine is new but for the NVDIMMs and the disk with the driver's

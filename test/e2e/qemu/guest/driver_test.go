@@ -4,6 +4,7 @@ package guest
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -142,12 +143,22 @@ func (d *driver) end(t *testing.T, sig syscall.Signal) {
 	}
 }
 
+// log is the end of what the driver, mountd and the servers of volumes have
+// logged.
 func (d *driver) log() string {
-	log, err := os.ReadFile(filepath.Join(d.dir, "driver.log"))
+	names, err := filepath.Glob(filepath.Join(d.dir, "run", "log", "*.log"))
 	if err != nil {
 		return err.Error()
 	}
-	return string(log[max(0, len(log)-16<<10):])
+	var all strings.Builder
+	for _, name := range append([]string{filepath.Join(d.dir, "driver.log")}, names...) {
+		log, err := os.ReadFile(name)
+		if err != nil {
+			log = []byte(err.Error())
+		}
+		fmt.Fprintf(&all, "%s:\n%s\n", filepath.Base(name), log[max(0, len(log)-16<<10):])
+	}
+	return all.String()
 }
 
 // volume is a volume of the driver, and where the kubelet would have it.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -116,6 +117,97 @@ func TestServerDiesOnThisKernel(t *testing.T) {
 	v.wantSurvivor(t)
 	v.down(t)
 	v.delete(t)
+}
+
+// A new mountd takes the place of the one that runs, on kernels of every age:
+// nothing needs to be sent again, so nobody notices.
+func TestServerIsExchanged(t *testing.T) {
+	sendsAgain(t) // says which kernel it is
+	emptySystem(t)
+	d := startDriver(t)
+	v := d.mustCreate(t, "upgraded", 62*mib, filesystem(""), nil)
+	v.up(t)
+	if err := os.WriteFile(filepath.Join(v.target, "survivor"), []byte(survivor), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	held := heldWithoutName(t, v)
+	stop, failed := startWriter(v)
+	for range 3 {
+		before := v.server()
+		startKeeper(t, d)
+		until(t, d, "another server", func() bool { pid := v.server(); return pid != 0 && pid != before })
+		held.want(t)
+	}
+	close(stop)
+	select {
+	case err := <-failed:
+		if err != nil {
+			t.Errorf("the writer noticed: %v", err)
+		}
+	case <-time.After(callTimeout):
+		t.Fatalf("the writer hangs\n%s", d.log())
+	}
+	if reasons := v.health(t); len(reasons) > 0 {
+		t.Errorf("health after the exchange: %v", reasons)
+	}
+	v.wantSurvivor(t)
+	held.file.Close()
+	v.down(t)
+	v.delete(t)
+}
+
+// startKeeper starts a keeper, which takes over from the one that runs. It ends
+// with the test.
+func startKeeper(t *testing.T, d *driver) {
+	t.Helper()
+	log, err := os.OpenFile(filepath.Join(d.dir, "driver.log"), os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	run := filepath.Join(d.dir, "run")
+	cmd := exec.Command("nvfs-csi", "keeper", "--v=2", "--state-dir", run, "--log-dir", filepath.Join(run, "log"))
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	exited := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // ended by a successor, or below
+		close(exited)
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		select {
+		case <-exited:
+		case <-time.After(callTimeout):
+			t.Error("a keeper does not end")
+			_ = cmd.Process.Kill()
+		}
+	})
+}
+
+// unnamed is an open file that has been deleted.
+type unnamed struct{ file *os.File }
+
+func heldWithoutName(t *testing.T, v *volume) unnamed {
+	t.Helper()
+	f, err := os.Create(filepath.Join(v.target, "deleted"))
+	if err == nil {
+		_, err = f.WriteString(survivor)
+	}
+	if err = errors.Join(err, os.Remove(filepath.Join(v.target, "deleted"))); err != nil {
+		t.Fatal(err)
+	}
+	return unnamed{f}
+}
+
+func (u unnamed) want(t *testing.T) {
+	t.Helper()
+	got := make([]byte, len(survivor))
+	if _, err := u.file.ReadAt(got, 0); err != nil || string(got) != survivor {
+		t.Errorf("an open file without a name: read %q, %v", got, err)
+	}
 }
 
 // Lack of memory in the cgroup of one volume is what the volume's health says,
