@@ -415,7 +415,9 @@ func (n *node) mustUp(v *volume) {
 		// The kernel asks the server at the first close of a file, and learns
 		// that it need not. Otherwise it would ask when this process, which has
 		// files open there, starts the keeper after a kill: a child closes them,
-		// and would wait for a server that only the keeper can bring back.
+		// and would wait for a server that only the keeper can bring back. So it is
+		// with the poll by which the runtime, holding up all other descriptors that
+		// it waits for, finds out that the file is always ready.
 		err = os.WriteFile(filepath.Join(v.target, "first"), nil, 0o600)
 	}
 	if err != nil {
