@@ -124,7 +124,7 @@ func TestOutOfInodes(t *testing.T) {
 // writeback mode to a file, when there is no room for it: fsync(2) and msync(2)
 // say so, and once there is room what is stored is kept.
 func TestFullVolumeReportsLateWrites(t *testing.T) {
-	eachCacheMode(t, fullVolumeSize, func(t *testing.T, v testVolume, mount func()) {
+	eachMode(t, fullVolumeSize, func(t *testing.T, v testVolume, mount func()) {
 		const size = 4 << 20
 		f, err := os.Create(v.path("sparse"))
 		if err != nil {

@@ -35,5 +35,5 @@ func TestPOSIXSuite(t *testing.T) {
 		}
 	}
 	t.Run("ext4", func(t *testing.T) { run(t, mountExt4(t)) })
-	eachCacheMode(t, 512<<20, func(t *testing.T, v testVolume, _ func()) { run(t, v.mnt) })
+	eachMode(t, 512<<20, func(t *testing.T, v testVolume, _ func()) { run(t, v.mnt) })
 }

@@ -171,7 +171,7 @@ func TestSoakMillionFiles(t *testing.T) {
 // TestSoakManyJobs lets 48 processes read, write and verify, each a file of
 // its own and all one file.
 func TestSoakManyJobs(t *testing.T) {
-	eachCacheMode(t, 1<<30, func(t *testing.T, v testVolume, _ func()) {
+	eachMode(t, 1<<30, func(t *testing.T, v testVolume, _ func()) {
 		for _, kind := range []struct {
 			name string
 			args []string

@@ -17,7 +17,7 @@ import (
 // it, and wants the balances of pgbench to add up, every acknowledged
 // transaction to be there, and all tables and indexes to be sound.
 func TestSoakPostgreSQL(t *testing.T) {
-	eachCacheMode(t, 1<<30, func(t *testing.T, v testVolume, mount func()) {
+	eachMode(t, 1<<30, func(t *testing.T, v testVolume, mount func()) {
 		openToAll(t, filepath.Dir(v.mnt))
 		openToAll(t, v.mnt)
 		socket := t.TempDir()

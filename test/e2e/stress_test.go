@@ -19,14 +19,14 @@ func scale(n, long int) int {
 	return n
 }
 
-// eachCacheMode runs a test on a mounted volume of each cache mode, and checks
-// the volume afterwards.
-func eachCacheMode(t *testing.T, size int64, run func(t *testing.T, v testVolume, mount func())) {
+// eachMode runs a test on a volume mounted in each of the ways, and checks the
+// volume afterwards.
+func eachMode(t *testing.T, size int64, run func(t *testing.T, v testVolume, mount func())) {
 	t.Helper()
-	for _, cache := range cacheModes {
-		t.Run(cache, func(t *testing.T) {
+	for _, mode := range mountModes {
+		t.Run(mode.name, func(t *testing.T) {
 			v := newVolume(t, size)
-			mount := func() { v.mount(t, "cache="+cache) }
+			mount := func() { v.mount(t, mode.options) }
 			mount()
 			start := time.Now()
 			run(t, v, mount)

@@ -89,7 +89,7 @@ func verifySQLite(t *testing.T, db string, acknowledged int) int {
 // TestStressSQLite kills sqlite3, and then the whole serving process under it,
 // again and again.
 func TestStressSQLite(t *testing.T) {
-	eachCacheMode(t, 256<<20, func(t *testing.T, v testVolume, mount func()) {
+	eachMode(t, 256<<20, func(t *testing.T, v testVolume, mount func()) {
 		for _, journal := range []string{"delete", "wal"} {
 			db := v.path(journal + ".db")
 			last := 0

@@ -17,7 +17,7 @@ import (
 // TestStressOneFile does random operations on one file, by read and write, by
 // direct I/O and through a mapping, and compares with an image in memory.
 func TestStressOneFile(t *testing.T) {
-	eachCacheMode(t, 256<<20, func(t *testing.T, v testVolume, mount func()) {
+	eachMode(t, 256<<20, func(t *testing.T, v testVolume, mount func()) {
 		s := newFileStress(t, v.path("f"), seed(t))
 		ops := scale(4000, 2_000_000)
 		for i := range ops {

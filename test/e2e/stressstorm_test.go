@@ -21,7 +21,7 @@ import (
 // must be there.
 func TestStressNames(t *testing.T) {
 	const clients = 6
-	eachCacheMode(t, 512<<20, func(t *testing.T, v testVolume, mount func()) {
+	eachMode(t, 512<<20, func(t *testing.T, v testVolume, mount func()) {
 		shared := []string{v.mkdir(t, "a"), v.mkdir(t, "b"), v.mkdir(t, "a", "c")}
 		var list []*nameClient
 		for i := range clients {

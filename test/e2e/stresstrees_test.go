@@ -117,7 +117,7 @@ func TestStressArchives(t *testing.T) {
 	makeZoo(t, source)
 	makeOld(t, source)
 	want := describeCopy(t, source)
-	eachCacheMode(t, 512<<20, func(t *testing.T, v testVolume, mount func()) {
+	eachMode(t, 512<<20, func(t *testing.T, v testVolume, mount func()) {
 		back, err := os.MkdirTemp(ext4, "back-")
 		if err != nil {
 			t.Fatal(err)
@@ -185,7 +185,7 @@ func git(t *testing.T, dir string, args ...string) string {
 // TestStressGit makes a repository with a history, clones it, goes through its
 // versions, collects garbage and checks.
 func TestStressGit(t *testing.T) {
-	eachCacheMode(t, 1<<30, func(t *testing.T, v testVolume, mount func()) {
+	eachMode(t, 1<<30, func(t *testing.T, v testVolume, mount func()) {
 		repo := v.mkdir(t, "repo")
 		git(t, repo, "init", "-q")
 		r := rand.New(rand.NewPCG(seed(t), 3))
