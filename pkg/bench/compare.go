@@ -29,12 +29,14 @@ type CompareOptions struct {
 
 // Comparison is one run, all filesystems side by side.
 type Comparison struct {
-	Machine     Machine           `json:"machine"`
-	Emulated    bool              `json:"emulated"` // the memory is DRAM
-	Started     time.Time         `json:"started"`
-	Ended       time.Time         `json:"ended"`
-	LoadStart   float64           `json:"loadStart"` // load average of one minute
-	LoadEnd     float64           `json:"loadEnd"`
+	Machine   Machine   `json:"machine"`
+	Emulated  bool      `json:"emulated"` // the memory is DRAM
+	Started   time.Time `json:"started"`
+	Ended     time.Time `json:"ended"`
+	LoadStart float64   `json:"loadStart"` // load average of one minute
+	// Others is how many CPUs other programs kept busy before each round, and
+	// after the last one.
+	Others      []float64         `json:"others"`
 	Rounds      int               `json:"rounds"`
 	Size        int64             `json:"size"` // of each filesystem, in bytes
 	HugePages   bool              `json:"hugePages"`
@@ -97,7 +99,8 @@ func Compare(ctx context.Context, opt CompareOptions) (c *Comparison, err error)
 	for _, row := range c.Rows {
 		row.summarize()
 	}
-	c.Ended, c.LoadEnd = time.Now(), loadAverage()
+	c.Ended = time.Now()
+	c.Others = append(c.Others, othersCPUs(ctx))
 	return c, err
 }
 
@@ -112,6 +115,7 @@ type comparing struct {
 
 func (m *comparing) rounds(ctx context.Context) error {
 	for round := range m.opt.Rounds {
+		m.c.Others = append(m.c.Others, othersCPUs(ctx))
 		row := 0
 		for i, w := range m.opt.Workloads {
 			if w.MaxRounds == 0 || round < w.MaxRounds {

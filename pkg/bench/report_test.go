@@ -14,7 +14,7 @@ import (
 
 // sampleReport has figures from which every target follows.
 func sampleFigures() *Report {
-	c := &Comparison{Rounds: 2, Size: 1 << 30, Machine: Machine{CPU: "a <CPU> & more", CPUs: 2}, LoadStart: 1, LoadEnd: 9,
+	c := &Comparison{Rounds: 2, Size: 1 << 30, Machine: Machine{CPU: "a <CPU> & more", CPUs: 2}, LoadStart: 1, Others: []float64{0.1, 1.5},
 		Filesystems: []string{"nvfs auto/through", "nvfs auto/through uring", "nvfs nt/through", "null FUSE", "null FUSE uring", "ext4", "xfs", "tmpfs"},
 		Variants:    []string{"nvfs nt/through"},
 		Kinds: map[string]Kind{"nvfs auto/through": KindNVFS, "nvfs auto/through uring": KindNVFS, "nvfs nt/through": KindNVFS,
@@ -90,7 +90,7 @@ func TestReportAsText(t *testing.T) {
 	if err := sampleFigures().Write(&out); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"emulated", "THE MACHINE WAS BUSY", "LEFT OUT: btrfs", "e2fsck -fn", "RssAnon", "10.0x met", "5.00x missed", "not measured"} {
+	for _, want := range []string{"emulated", "THE MACHINE WAS BUSY: other programs took 1.5 of 2 CPUs", "LEFT OUT: btrfs", "e2fsck -fn", "RssAnon", "10.0x met", "5.00x missed", "not measured"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the report lacks %q:\n%s", want, out.String())
 		}
@@ -107,7 +107,7 @@ func TestReportAsJSON(t *testing.T) {
 		Rows     []ComparisonRow `json:"rows"`
 		Targets  []TargetResult  `json:"targets"`
 		Checks   []CheckTime     `json:"fsck"`
-		LoadEnd  float64         `json:"loadEnd"`
+		Others   []float64       `json:"others"`
 		Mounts   []MountTime     `json:"mounts"`
 		Emulated *bool           `json:"emulated"`
 	}
@@ -118,7 +118,7 @@ func TestReportAsJSON(t *testing.T) {
 	if row.ID != "append-dsync" || row.Min["ext4"] != 100 || row.Median["ext4"] != 150 || row.Max["ext4"] != 200 || len(row.All["ext4"]) != 3 {
 		t.Errorf("first row %+v", row)
 	}
-	if len(got.Targets) == 0 || len(got.Checks) != 3 || len(got.Mounts) != 1 || got.LoadEnd != 9 || got.Emulated == nil {
+	if len(got.Targets) == 0 || len(got.Checks) != 3 || len(got.Mounts) != 1 || len(got.Others) != 2 || got.Emulated == nil {
 		t.Errorf("incomplete: %s", out.String())
 	}
 }

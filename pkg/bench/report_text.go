@@ -14,20 +14,33 @@ func (c *Comparison) Describe() []string {
 	}
 	return []string{
 		c.Machine.String(),
-		fmt.Sprintf("load average %.1f at the start, %.1f at the end; %s, %s", c.LoadStart, c.LoadEnd,
+		fmt.Sprintf("load average %.1f at the start; between rounds others kept up to %.1f CPUs busy; %s, %s", c.LoadStart, c.others(),
 			c.Started.UTC().Format("2006-01-02 15:04 MST"), FormatLatency(c.Ended.Sub(c.Started))),
 		fmt.Sprintf("medians of up to %d rounds; each filesystem has %s of emulated persistent memory (DRAM, %s pages): only ratios mean anything",
 			c.Rounds, FormatSize(c.Size), pages),
 	}
 }
 
-// busy warns of a load that makes figures doubtful.
-func (c *Comparison) busy() []string {
-	load := max(c.LoadStart, c.LoadEnd)
-	if load <= float64(c.Machine.CPUs) {
-		return nil
+// others is the most that other programs took.
+func (c *Comparison) others() float64 {
+	if len(c.Others) == 0 {
+		return 0
 	}
-	return []string{fmt.Sprintf("THE MACHINE WAS BUSY: a load average of %.1f on %d CPUs makes figures and ratios doubtful", load, c.Machine.CPUs)}
+	return slices.Max(c.Others)
+}
+
+// othersAllowed is the part of a CPU that other programs may take.
+const othersAllowed = 0.25
+
+// busy warns of other programs that make figures doubtful.
+func (c *Comparison) busy() []string {
+	switch {
+	case c.others() > othersAllowed:
+		return []string{fmt.Sprintf("THE MACHINE WAS BUSY: other programs took %.1f of %d CPUs, which makes figures and ratios doubtful", c.others(), c.Machine.CPUs)}
+	case c.LoadStart > float64(c.Machine.CPUs):
+		return []string{fmt.Sprintf("THE MACHINE WAS BUSY: a load average of %.1f on %d CPUs at the start makes figures and ratios doubtful", c.LoadStart, c.Machine.CPUs)}
+	}
+	return nil
 }
 
 // placement names where client and server ran.
