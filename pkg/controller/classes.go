@@ -45,6 +45,9 @@ func classProblem(class *storagev1.StorageClass, n nodes) (reason, message strin
 	if err != nil {
 		return ReasonInvalidParameters, fmt.Sprintf("%v. Parameters of a class cannot be changed: delete StorageClass %s and create it anew; volumes stay as they are.", err, class.Name)
 	}
+	if class.VolumeBindingMode == nil || *class.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
+		return ReasonImmediateBinding, fmt.Sprintf("The volume is where its pod runs, so no node makes one before there is a pod. The binding mode of a class cannot be changed: delete StorageClass %s and create it anew with volumeBindingMode: WaitForFirstConsumer; volumes stay as they are.", class.Name)
+	}
 	if !n.complete || len(n.reports) == 0 {
 		return "", ""
 	}

@@ -30,8 +30,19 @@ func twoNodes() nodes {
 
 func class(name string, parameters ...string) *storagev1.StorageClass {
 	c := &storagev1.StorageClass{TypeMeta: metav1.TypeMeta{Kind: "StorageClass", APIVersion: "storage.k8s.io/v1"}, ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: driver.Name, Parameters: map[string]string{}}
+	wait := storagev1.VolumeBindingWaitForFirstConsumer
+	c.VolumeBindingMode = &wait
 	for i := 0; i < len(parameters); i += 2 {
 		c.Parameters[parameters[i]] = parameters[i+1]
+	}
+	return c
+}
+
+// bound is a class with another binding mode; "" is none.
+func bound(mode storagev1.VolumeBindingMode) *storagev1.StorageClass {
+	c := class("a")
+	if c.VolumeBindingMode = nil; mode != "" {
+		c.VolumeBindingMode = &mode
 	}
 	return c
 }
@@ -66,6 +77,8 @@ func TestClassProblems(t *testing.T) {
 		"a node has not answered yet":  {class("a", "flushMode", "movdir64b"), incomplete, "", ""},
 		"the driver runs nowhere":      {class("a", "flushMode", "movdir64b"), nodes{complete: true}, "", ""},
 		"reserved keys are not judged": {class("a", "csi.storage.k8s.io/pvc/name", "x"), twoNodes(), "", ""},
+		"binds before there is a pod":  {bound(storagev1.VolumeBindingImmediate), nodes{}, ReasonImmediateBinding, "delete StorageClass a and create it anew with volumeBindingMode: WaitForFirstConsumer"},
+		"binds as is the default":      {bound(""), twoNodes(), ReasonImmediateBinding, "WaitForFirstConsumer"},
 	} {
 		reason, message := classProblem(c.class, c.nodes)
 		if reason != c.reason || !strings.Contains(message, c.says) {

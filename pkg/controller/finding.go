@@ -8,6 +8,7 @@ import (
 // Reasons of events. Users and alerts match on them: they never change.
 const (
 	ReasonInvalidParameters   = "InvalidParameters"
+	ReasonImmediateBinding    = "ImmediateBinding"
 	ReasonFlushModeNotOffered = "FlushModeNotOffered"
 	ReasonNUMANodeNotFound    = "NUMANodeNotFound"
 	ReasonNoMemory            = "NoPersistentMemory"
