@@ -6,6 +6,7 @@
 # make e2e-qemu-smoke  one guest, one devdax namespace
 # make e2e-cluster  a Kubernetes cluster of two nodes, and the tests in it; e2e-smoke: a few minutes of it
 # make cluster-up   such a cluster to work with; cluster-shell, cluster-down
+# make conformance  the external storage suite of Kubernetes in such a cluster
 # make chart   what is made from the chart: deploy/, its README, golden files
 # make lint    gofmt, go vet, staticcheck
 # make crash   two million crash images (about 20 minutes); crash-selftest: planted mistakes

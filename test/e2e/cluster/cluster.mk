@@ -7,7 +7,7 @@ CLUSTER_GO    := go -C test/e2e/cluster
 CLUSTER_FLAGS := -trimpath -gcflags=all=-dwarf=false
 LOCALCLUSTER  := bin/localcluster
 
-.PHONY: chart chart-test cluster-setup localcluster cluster-build cluster-up cluster-down cluster-shell e2e-cluster e2e-smoke e2e-fio cluster-numbers
+.PHONY: chart chart-test cluster-setup localcluster cluster-build cluster-up cluster-down cluster-shell e2e-cluster e2e-smoke e2e-fio cluster-numbers conformance
 
 # Rewrites what is made from the chart: golden files, deploy/, its README.
 chart:
@@ -59,4 +59,13 @@ e2e-fio: cluster-up
 	status=0; $(LOCALCLUSTER) run kubectl apply -f deploy/storageclass/nvfs-clwb.yaml -f deploy/storageclass/nvfs-numa0.yaml && \
 	$(LOCALCLUSTER) run $(BIN) bench cluster --image localhost/tools:e2e --pull-policy Never --runtime $(RUNTIME) \
 		--json $(BENCH_DIR)/cluster.json --html $(BENCH_DIR)/cluster.html || status=$$?; \
+	$(LOCALCLUSTER) down || status=$$?; exit $$status
+
+# The external storage suite of Kubernetes (docs/conformance.md). Building it takes
+# about 9 minutes once, running it about 20. FOCUS is a regular expression.
+FOCUS ?=
+conformance: cluster-setup build cluster-build
+	$(LOCALCLUSTER) conformance --build
+	$(LOCALCLUSTER) --set emulated.regions[0].size=6Gi --set emulated.regions[1].size=6Gi up
+	status=0; $(LOCALCLUSTER) conformance --focus '$(FOCUS)' --report-dir $(BENCH_DIR)/conformance || status=$$?; \
 	$(LOCALCLUSTER) down || status=$$?; exit $$status

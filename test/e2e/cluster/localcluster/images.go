@@ -31,6 +31,7 @@ type Image struct {
 	Files      map[string]string // path in the image: path on this machine
 	Busybox    bool              // with all its commands
 	Entrypoint []string
+	Command    []string // arguments, unless a pod has others
 }
 
 // Write writes the image as an archive that "ctr images import" reads.
@@ -43,7 +44,7 @@ func (i Image) Write(file string) error {
 	created := time.Unix(0, 0).UTC().Format(time.RFC3339)
 	config, err := json.Marshal(map[string]any{
 		"architecture": goarch, "os": "linux", "created": created,
-		"config":  map[string]any{"Env": []string{"PATH=/bin:/usr/bin:/sbin:/usr/sbin"}, "Entrypoint": i.Entrypoint, "WorkingDir": "/"},
+		"config":  map[string]any{"Env": []string{"PATH=/bin:/usr/bin:/sbin:/usr/sbin"}, "Entrypoint": i.Entrypoint, "Cmd": i.Command, "WorkingDir": "/"},
 		"rootfs":  map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + hex.EncodeToString(digest[:])}},
 		"history": []map[string]string{{"created": created}},
 	})

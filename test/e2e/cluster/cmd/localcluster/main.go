@@ -25,16 +25,22 @@ const usage = `usage: localcluster [--dir DIR] [--repository DIR] COMMAND
   shell             a shell with kubectl and helm that reaches the cluster
   run COMMAND...    the same for one command
   node NODE COMMAND...  run a command inside a node
+  conformance  the storage suite of Kubernetes, in a cluster that is up
 `
 
 func main() {
 	dir := flag.String("dir", localcluster.DefaultDir, "directory of the cluster")
 	repository := flag.String("repository", ".", "the repository")
+	var values []string
+	flag.Func("set", "a value of the chart for up, as for helm --set; may be repeated", func(s string) error {
+		values = append(values, s)
+		return nil
+	})
 	flag.Usage = func() { fmt.Fprint(os.Stderr, usage) }
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := execute(ctx, *dir, *repository, flag.Args()); err != nil {
+	if err := execute(ctx, *dir, *repository, values, flag.Args()); err != nil {
 		var exit *exec.ExitError
 		if errors.As(err, &exit) && exit.ExitCode() > 0 {
 			os.Exit(exit.ExitCode())
@@ -44,7 +50,7 @@ func main() {
 	}
 }
 
-func execute(ctx context.Context, dir, repository string, args []string) error {
+func execute(ctx context.Context, dir, repository string, values, args []string) error {
 	if len(args) == 0 {
 		flag.Usage()
 		return errors.New("no command")
@@ -66,7 +72,7 @@ func execute(ctx context.Context, dir, repository string, args []string) error {
 	case "build":
 		return localcluster.Build(ctx, module, bin, log)
 	case "up":
-		return up(ctx, cluster, repository, module)
+		return up(ctx, cluster, repository, module, values)
 	case "down":
 		return cluster.Down(ctx)
 	case "shell":
@@ -74,6 +80,8 @@ func execute(ctx context.Context, dir, repository string, args []string) error {
 		return cluster.Run(ctx, "bash")
 	case "run":
 		return cluster.Run(ctx, args[1:]...)
+	case "conformance":
+		return conformance(ctx, cluster, repository, args[1:])
 	case "node":
 		return inNode(ctx, cluster, args[1:])
 	}
@@ -87,7 +95,7 @@ func log(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%6.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
 }
 
-func up(ctx context.Context, cluster *localcluster.Cluster, repository, module string) error {
+func up(ctx context.Context, cluster *localcluster.Cluster, repository, module string, values []string) error {
 	if err := localcluster.Build(ctx, module, cluster.Bin, log); err != nil {
 		return err
 	}
@@ -95,7 +103,7 @@ func up(ctx context.Context, cluster *localcluster.Cluster, repository, module s
 		return err
 	}
 	log("installing the driver")
-	if err := cluster.InstallDriver(ctx, repository); err != nil {
+	if err := cluster.InstallDriver(ctx, repository, values...); err != nil {
 		return err
 	}
 	log("ready: make cluster-shell")
