@@ -30,7 +30,6 @@ const (
 	memoryRoot  = "/dev/shm"
 	memoryLimit = 8 << 30
 
-	commandTimeout = 60 * time.Second
 	// settleTimeout bounds the wait for something that happens by itself.
 	settleTimeout = 15 * time.Second
 )
