@@ -47,8 +47,8 @@ func (s *supervisor) collect() {
 	first := !s.adopted
 	s.adopted = true
 	s.mu.Unlock()
-	if first && exchangeDemanded(s.opts.StateDir) {
-		go s.exchangeAll()
+	if demands := exchangeDemands(s.opts.StateDir); first && len(demands) > 0 {
+		go s.exchangeAll(demands)
 	}
 	s.endIfIdle()
 }

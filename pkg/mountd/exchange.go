@@ -143,25 +143,31 @@ func (v *volume) exchangeStranger() (*daemon, error) {
 
 // A keeper that takes over demands, by a file, that the servers of its
 // predecessor are exchanged. The file is there until they are, so a mountd that
-// ends in the middle of it leaves the rest to the next one.
+// ends in the middle of it leaves the rest to the next one. Each demand has a file
+// of its own: a mountd that is done removes what it found when it began, and not
+// what the next keeper has just demanded.
 
-func exchangePath(stateDir string) string { return filepath.Join(stateDir, "@exchange") }
+const exchangePrefix = "@exchange-"
 
 func demandExchange(stateDir string) error {
-	if err := os.WriteFile(exchangePath(stateDir), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(stateDir, exchangePrefix+newInstance()), nil, 0o600); err != nil {
 		return fmt.Errorf("demand that servers are exchanged: %w", err)
 	}
 	return nil
 }
 
-func exchangeDemanded(stateDir string) bool {
-	_, err := os.Lstat(exchangePath(stateDir))
-	return err == nil
+// exchangeDemands lists the files of demands.
+func exchangeDemands(stateDir string) []string {
+	demands, err := filepath.Glob(filepath.Join(stateDir, exchangePrefix+"*"))
+	if err != nil {
+		klog.ErrorS(err, "Whether servers are to be exchanged is not known")
+	}
+	return demands
 }
 
 // exchangeAll replaces all servers by ones of this binary, one after the
-// other.
-func (s *supervisor) exchangeAll() {
+// other, and fulfils the demands.
+func (s *supervisor) exchangeAll(demands []string) {
 	for _, v := range s.list() {
 		if s.leaving() {
 			return
@@ -186,8 +192,10 @@ func (s *supervisor) exchangeAll() {
 	if s.leaving() {
 		return
 	}
-	if err := removeFile(exchangePath(s.opts.StateDir)); err != nil {
-		klog.ErrorS(err, "The next mountd exchanges the servers once more")
+	for _, demand := range demands {
+		if err := removeFile(demand); err != nil {
+			klog.ErrorS(err, "The next mountd exchanges the servers once more")
+		}
 	}
 }
 

@@ -406,7 +406,7 @@ func TestUpgradeIsInterrupted(t *testing.T) {
 		n.kill(n.mountd())
 		n.restarted("server", old, n.process)
 		u.check()
-		n.eventually("the upgrade is over", func() bool { return !exchangeDemanded(n.l.opts.StateDir) })
+		n.eventually("the upgrade is over", func() bool { return len(exchangeDemands(n.l.opts.StateDir)) == 0 })
 	}
 	u.close()
 	n.unmount()
