@@ -67,7 +67,7 @@ race:
 	go test -race -short -run '$(RACE_ENGINE)' ./pkg/nvfs ./pkg/nvfs/fsck
 
 e2e: setup build
-	NVFS_CSI=$(CURDIR)/$(BIN) go test -timeout 10m ./test/e2e/...
+	NVFS_CSI=$(CURDIR)/$(BIN) go test -timeout 20m ./test/e2e/...
 
 # Guests need QEMU and some tools of the host; all else comes from packages
 # that are downloaded once, to ~/.cache/nvfs-csi/qemu.
