@@ -122,7 +122,7 @@ func handle(n int) string { return fmt.Sprintf("nvfs-pvc-%d-abcdefghijklmnopqrst
 const managed = `"managedFields":[{"manager":"csi-provisioner","operation":"Update","apiVersion":"v1","time":"2026-01-01T00:00:00Z","fieldsType":"FieldsV1","fieldsV1":{"f:metadata":{"f:annotations":{".":{},"f:pv.kubernetes.io/provisioned-by":{}}},"f:spec":{"f:accessModes":{},"f:capacity":{".":{},"f:storage":{}},"f:claimRef":{},"f:csi":{".":{},"f:driver":{},"f:volumeAttributes":{}},"f:nodeAffinity":{},"f:persistentVolumeReclaimPolicy":{},"f:storageClassName":{},"f:volumeMode":{}}}}]`
 
 func (c *largeCluster) class(int) string {
-	return `{"kind":"StorageClass","apiVersion":"storage.k8s.io/v1","metadata":{"name":"nvfs","resourceVersion":"1"},"provisioner":"csi.nvfs.dev"}`
+	return `{"kind":"StorageClass","apiVersion":"storage.k8s.io/v1","metadata":{"name":"nvfs","resourceVersion":"1"},"provisioner":"csi.nvfs.dev","volumeBindingMode":"WaitForFirstConsumer"}`
 }
 
 func (c *largeCluster) node(n int) string {
